@@ -20,6 +20,7 @@ class Domain(StrEnum):
     IDEMPOTENCY = "onceborn.step-key.v1"
     TOKEN = "onceborn.token.v1"
     RUN_INPUT = "onceborn.run-input.v1"
+    LAUNCH = "onceborn.launch.v1"
 
 
 def canonical_bytes(document: Any) -> bytes:

@@ -135,6 +135,13 @@ class IdentityContended(OncebornError):
     http_status = 503
 
 
+class DispatchContended(OncebornError):
+    """The dispatch key kept changing hands while this request looked at it; try again."""
+
+    code = "dispatch_contended"
+    http_status = 503
+
+
 class SchemaUnattested(OncebornError):
     """The database schema does not prove that identities are unique; see `onceborn doctor`."""
 
