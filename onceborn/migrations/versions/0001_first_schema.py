@@ -185,11 +185,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("operation_id", "position", name="pk_steps"),
         sa.ForeignKeyConstraint(["operation_id"], ["operations.id"], name="fk_steps_operation_id"),
         sa.CheckConstraint(
-            "compensation IN ('none', 'required', 'running', 'retry_wait', 'unknown', 'compensated', 'transferred')",
+            "compensation IN ('none', 'required', 'running', 'retry_wait', "
+            "'unknown', 'compensated', 'transferred')",
             name="ck_steps_compensation",
         ),
         sa.CheckConstraint(
-            "state IN ('planned', 'running', 'retry_wait', 'unknown', 'failed', 'succeeded', 'armed', 'cancelled')",
+            "state IN ('planned', 'running', 'retry_wait', 'unknown', 'failed', "
+            "'succeeded', 'armed', 'cancelled')",
             name="ck_steps_state",
         ),
     )
@@ -261,11 +263,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.ForeignKeyConstraint(["workspace_id"], ["workspaces.id"], name="fk_runs_workspace_id"),
         sa.CheckConstraint(
-            "state IN ('admitted', 'started', 'running', 'succeeded', 'failed', 'cancelled', 'lost')",
+            "state IN ('admitted', 'started', 'running', 'succeeded', 'failed', "
+            "'cancelled', 'lost')",
             name="ck_runs_state",
         ),
     )
     _index("ix_runs_admitted", "runs", "host_id", "created_at", where="state = 'admitted'")
+    _index("ix_runs_open", "runs", "host_id", "id", where="state IN ('started', 'running')")
     _index("ix_runs_task_id", "runs", "task_id")
     _index(
         "uq_runs_dispatch_key",
