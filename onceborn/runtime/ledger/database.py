@@ -40,12 +40,12 @@ class _DatabaseNow(ColumnElement[int]):
 
 
 @compiles(_DatabaseNow, "sqlite")
-def _now_sqlite(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
+def _now_sqlite(_element: _DatabaseNow, _compiler: Any, **_options: Any) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 
 
 @compiles(_DatabaseNow, "postgresql")
-def _now_postgresql(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
+def _now_postgresql(_element: _DatabaseNow, _compiler: Any, **_options: Any) -> str:
     # clock_timestamp(), not now(): a transaction that waited for a lock must not use its start.
     return "CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS BIGINT)"
 

@@ -190,6 +190,7 @@ steps = Table(
     Column("attempt_fence", BigInteger),
     Column("lease_until", BigInteger),
     Column("due_at", BigInteger),
+    Column("doubts", Integer, nullable=False, server_default="0"),
     Column("evidence", Text),
     Column("evidence_hash", KEY),
     Column("failure", Text),
@@ -270,6 +271,15 @@ Index(
     runs.c.created_at,
     postgresql_where=text("state = 'admitted'"),
     sqlite_where=text("state = 'admitted'"),
+)
+
+Index(
+    # What is to be supervised, in the order of admission: it holds unfinished runs only.
+    "ix_runs_open",
+    runs.c.host_id,
+    runs.c.id,
+    postgresql_where=text("state IN ('started', 'running')"),
+    sqlite_where=text("state IN ('started', 'running')"),
 )
 
 event_feeds = Table(

@@ -163,6 +163,13 @@ class EngineUnavailable(OncebornError):
     http_status = 503
 
 
+class ServerStopping(OncebornError):
+    """This server is stopping and no longer waits; the creation goes on without it."""
+
+    code = "server_stopping"
+    http_status = 503
+
+
 class DatabaseUnavailable(OncebornError):
     """The database cannot be reached; try again."""
 

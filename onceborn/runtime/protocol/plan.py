@@ -61,7 +61,7 @@ class RepositoryRequest(Closed):
     )
     base_ref: Annotated[str, _rule(check_ref, "base_ref")] | None = Field(
         default=None,
-        description="Branch, tag or full commit ID to start from; default: the remote's own default.",
+        description="Branch, tag or full commit ID to start from; default: the remote's own.",
     )
     branch: Annotated[str, _rule(check_branch, "branch")] | None = Field(
         default=None, description="Name of the fresh branch; default: made from title and task ID."
@@ -69,7 +69,7 @@ class RepositoryRequest(Closed):
 
 
 class Manifest(Closed):
-    """What the caller asked for, without the external ID: that names the entity, not the request."""
+    """What the caller asked for, without the external ID, which names the entity instead."""
 
     title: Title
     description: Text = ""

@@ -126,6 +126,8 @@ def next_action(snapshot: Snapshot) -> Action:
         return Stop(StopReason.FENCE_LOST)
     if snapshot.parked is not None:
         return Stop(StopReason.PARKED)
+    if snapshot.budget_spent:
+        return Park("no progress over as many claims as the budget allows")
     if snapshot.state is O.COMPLETING:
         return CommitCompletion()
     if snapshot.state is O.PREPARING_RELEASE:

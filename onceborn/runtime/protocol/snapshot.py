@@ -45,6 +45,8 @@ class Snapshot:
     """The fence is the one that the reader holds."""
     steps: tuple[StepView, ...]
     parked: str | None = None
+    budget_spent: bool = False
+    """As many claims as allowed ended without progress: it is parked."""
     deleted: bool = False
     """The workspace, and with it the task, was deleted: undo."""
     run_id: str | None = None

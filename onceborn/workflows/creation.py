@@ -1,0 +1,141 @@
+"""The creation loop: read the snapshot, ask what is legal, do it, until there is nothing to do.
+
+One workflow drives one operation under one fence; its ID is ``creation/<operation>/<fence>``. It
+decides nothing by itself and remembers nothing that matters: the ledger does. If Temporal loses it,
+the sweep starts another under the next fence.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from ..runtime.protocol import rules
+    from ..runtime.protocol.orders import Looked, OperationRef, SettleOrder, StepOrder, Verb
+
+ONCE: Final = RetryPolicy(maximum_attempts=1)
+"""Temporal repeats nothing that has an effect: the ledger decides whether to."""
+
+READING: Final = RetryPolicy(
+    initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=10)
+)
+"""Reading the ledger is repeated for as long as the database cannot be reached."""
+
+STEP_LIMIT: Final = timedelta(minutes=30)
+HEARTBEAT_LIMIT: Final = timedelta(seconds=6)
+SCHEDULE_LIMIT: Final = timedelta(seconds=60)
+FAILURES_IN_A_ROW: Final = 5
+SHORTEST_WAIT_MS: Final = 50
+LONGEST_BUSY_WAIT_MS: Final = 2_000
+
+
+@workflow.defn(name="creation", failure_exception_types=[Exception])
+class CreationWorkflow:
+    """Drives one operation under one fence to its end, or until the fence is lost."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._busy = 0
+
+    @workflow.run
+    async def run(self, ref: OperationRef) -> str:
+        """Returns why it stopped: a ``StopReason``. Nobody but a waiter's wake-up relies on it."""
+        looked = await self._read("begin", ref)
+        while True:
+            action = rules.next_action(looked.snapshot)
+            if isinstance(action, rules.Stop):
+                return action.reason.value
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(ref)
+            looked = await self._act(ref, action)
+
+    async def _act(self, ref: OperationRef, action: rules.Action) -> Looked:
+        try:
+            looked = await self._do(ref, action)
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            return await self._after_failure(ref, error)
+        self._failures = 0
+        if looked.busy:
+            self._busy += 1
+            wait_ms = min(100 * 2**self._busy, LONGEST_BUSY_WAIT_MS)
+            await workflow.sleep(timedelta(milliseconds=wait_ms))
+            return await self._read("look", ref)
+        self._busy = 0
+        return looked
+
+    async def _do(self, ref: OperationRef, action: rules.Action) -> Looked:
+        match action:
+            case rules.Perform(step):
+                return await self._drive(ref, Verb.PERFORM, step)
+            case rules.Resolve(step):
+                return await self._drive(ref, Verb.RESOLVE, step)
+            case rules.Compensate(step):
+                return await self._drive(ref, Verb.COMPENSATE, step)
+            case rules.Wait(wait_ms):
+                wait = timedelta(milliseconds=max(wait_ms, SHORTEST_WAIT_MS))
+                await workflow.sleep(wait)
+                return await self._read("look", ref)
+            case rules.RequireUndo():
+                return await self._settle(ref, "require_undo")
+            case rules.FinishRelease():
+                return await self._settle(ref, "finish_release")
+            case rules.EnterCompletion():
+                return await self._settle(ref, "enter_completion")
+            case rules.CommitCompletion():
+                return await self._settle(ref, "commit_completion")
+            case rules.Abort():
+                return await self._settle(ref, "abort")
+            case rules.Park(reason):
+                return await self._settle(ref, "park", reason)
+            case rules.DispatchRun(run_id):
+                return await self._settle(ref, "dispatch_run", run_id)
+            case rules.Stop():
+                raise AssertionError("the loop ends before")
+
+    async def _drive(self, ref: OperationRef, verb: Verb, step: rules.StepView) -> Looked:
+        order = StepOrder(ref.operation_id, ref.fence, verb, step)
+        name = f"{verb.value}_{step.kind}"
+        if step.long:
+            # May outlast a workflow task: a regular activity, whose death its heartbeat shows.
+            return await workflow.execute_activity(
+                name,
+                order,
+                result_type=Looked,
+                start_to_close_timeout=STEP_LIMIT,
+                schedule_to_start_timeout=SCHEDULE_LIMIT,
+                heartbeat_timeout=HEARTBEAT_LIMIT,
+                retry_policy=ONCE,
+            )
+        return await self._local(name, order, ONCE)
+
+    async def _settle(self, ref: OperationRef, name: str, detail: str = "") -> Looked:
+        order = SettleOrder(ref.operation_id, ref.fence, detail)
+        return await self._local(name, order, ONCE)
+
+    async def _read(self, name: str, ref: OperationRef) -> Looked:
+        return await self._local(name, ref, READING)
+
+    async def _local(self, name: str, argument: Any, retries: RetryPolicy) -> Looked:
+        return await workflow.execute_local_activity(
+            name,
+            argument,
+            result_type=Looked,
+            start_to_close_timeout=STEP_LIMIT,
+            retry_policy=retries,
+        )
+
+    async def _after_failure(self, ref: OperationRef, error: ActivityError) -> Looked:
+        # What the attempt did is not known; the ledger and the world say. Bounded, so that a fault
+        # that nobody foresaw ends here, is claimed again, and parks in time.
+        self._failures += 1
+        if self._failures > FAILURES_IN_A_ROW:
+            raise error
+        await workflow.sleep(timedelta(milliseconds=200 * 2**self._failures))
+        return await self._read("look", ref)

@@ -1,0 +1,178 @@
+"""The activities of the creation loop: thin calls into the driver and the ledger.
+
+Steps are named by verb and kind (``perform_worktree``), so that the engine's history reads like the
+plan. All are sync and run in the worker's threads; none is ever repeated by Temporal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from temporalio import activity
+
+from ..activities.drive import Driver
+from ..activities.registry import HOST_KINDS, ROW_KINDS
+from ..runtime import release
+from ..runtime.completion import Completion
+from ..runtime.ledger import operations, steps
+from ..runtime.ledger.database import Database
+from ..runtime.ledger.operations import Limits
+from ..runtime.protocol.errors import AbortRefused, CompletionRefused, FenceLost
+from ..runtime.protocol.orders import Looked, OperationRef, SettleOrder, StepOrder, Verb
+from ..runtime.protocol.plan import LONG_KINDS
+from ..runtime.recovery import Recovery
+from .dispatch import dispatch
+from .engine import Engine
+
+log = structlog.get_logger(__name__)
+
+
+class CreationActivities:
+    """What the creation workflow may ask of this worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        driver: Driver,
+        recovery: Recovery,
+        engine: Engine,
+        limits: Limits,
+        host_id: str,
+    ) -> None:
+        self._database = database
+        self._driver = driver
+        self._recovery = recovery
+        self._engine = engine
+        self._limits = limits
+        self._host_id = host_id
+        self._completion = Completion(database, limits)
+        self._lock = threading.Lock()
+        self.in_flight = 0
+        """Activities that run now: what the sweep's free slots are counted from."""
+
+    def all(self) -> list[Callable[..., Any]]:
+        """Every activity, to be registered with a worker."""
+        moves: dict[str, Callable[[SettleOrder], None]] = {
+            "require_undo": self._require_undo,
+            "finish_release": self._finish_release,
+            "enter_completion": self._enter_completion,
+            "commit_completion": self._commit_completion,
+            "abort": self._abort,
+            "park": self._park,
+        }
+        kinds = [*HOST_KINDS, *ROW_KINDS]
+        return [
+            self._reader("begin", self._count_driver),
+            self._reader("look", None),
+            *(self._step(verb, kind) for kind in kinds for verb in Verb),
+            *(self._settler(name, move) for name, move in moves.items()),
+            self._dispatcher(),
+        ]
+
+    # -- what an activity is made of ----------------------------------------------------------
+
+    def _reader(
+        self, name: str, first: Callable[[OperationRef], None] | None
+    ) -> Callable[[OperationRef], Looked]:
+        @activity.defn(name=name, no_thread_cancel_exception=True)
+        def read(ref: OperationRef) -> Looked:
+            with self._counted():
+                if first is not None:
+                    first(ref)
+                return self._driver.look(ref.operation_id, ref.fence)
+
+        return read
+
+    def _step(self, verb: Verb, kind: str) -> Callable[[StepOrder], Looked]:
+        beat = activity.heartbeat if kind in LONG_KINDS else _no_beat
+
+        @activity.defn(name=f"{verb.value}_{kind}", no_thread_cancel_exception=True)
+        def drive(order: StepOrder) -> Looked:
+            with self._counted():
+                return self._driver.drive(order, beat)
+
+        return drive
+
+    def _settler(
+        self, name: str, move: Callable[[SettleOrder], None]
+    ) -> Callable[[SettleOrder], Looked]:
+        @activity.defn(name=name, no_thread_cancel_exception=True)
+        def settle(order: SettleOrder) -> Looked:
+            with self._counted():
+                try:
+                    move(order)
+                except (FenceLost, AbortRefused) as refusal:
+                    # Somebody else moved it, or a lost answer had: the snapshot says what is true.
+                    log.info("move.refused", operation=order.operation_id, code=refusal.code)
+                return self._driver.look(order.operation_id, order.fence)
+
+        return settle
+
+    def _dispatcher(self) -> Callable[[SettleOrder], Any]:
+        @activity.defn(name="dispatch_run")
+        async def dispatch_run(order: SettleOrder) -> Looked:
+            await dispatch(self._engine, self._database, order.detail, self._host_id)
+            return await asyncio.to_thread(self._driver.look, order.operation_id, order.fence)
+
+        return dispatch_run
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self.in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.in_flight -= 1
+
+    # -- the moves ----------------------------------------------------------------------------
+
+    def _count_driver(self, ref: OperationRef) -> None:
+        with self._database.transaction("creation.begin") as connection:
+            operations.count_driver(connection, ref.operation_id, ref.fence)
+
+    def _require_undo(self, order: SettleOrder) -> None:
+        with self._database.transaction("undo.require") as connection:
+            operations.hold(
+                connection,
+                self._database,
+                order.operation_id,
+                order.fence,
+                lease_ms=self._limits.lease_ms,
+            )
+            steps.require_undo(connection, order.operation_id)
+
+    def _finish_release(self, order: SettleOrder) -> None:
+        release.finish_claimed(self._database, self._limits, order.operation_id, order.fence)
+
+    def _enter_completion(self, order: SettleOrder) -> None:
+        self._or_park(self._completion.enter, order)
+
+    def _commit_completion(self, order: SettleOrder) -> None:
+        self._or_park(self._completion.commit, order)
+
+    def _abort(self, order: SettleOrder) -> None:
+        self._completion.abort(order.operation_id, order.fence)
+
+    def _park(self, order: SettleOrder) -> None:
+        self._recovery.park(order.operation_id, order.fence, order.detail)
+
+    def _or_park(self, phase: Callable[[str, int], None], order: SettleOrder) -> None:
+        try:
+            phase(order.operation_id, order.fence)
+        except CompletionRefused as refusal:
+            # What is stored is not what was proven: nothing here may be decided by a machine.
+            field = refusal.fields.get("field")
+            self._recovery.park(
+                order.operation_id, order.fence, f"completion refused: {field}: {refusal.message}"
+            )
+
+
+def _no_beat() -> None:
+    """A local activity lives by its workflow task."""

@@ -1,0 +1,121 @@
+"""The sweep: finds creations whose owner is gone and makes this worker their owner.
+
+It looks at the ledger alone, so nothing that Temporal forgets is lost. It runs in every worker
+process, never claims more than the worker has free slots, and one hanging creation cannot hold it:
+it only claims and starts workflows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from ..runtime.ledger import hosts, runs
+from ..runtime.ledger.database import Database
+from ..runtime.protocol.errors import ConfigurationError, OncebornError
+from ..runtime.recovery import Owned, Recovery
+from .dispatch import dispatch
+from .engine import Engine, host_queue
+
+log = structlog.get_logger(__name__)
+
+PASS_LIMIT_S: Final = 30.0
+HOST_SEEN_EVERY_S: Final = 5.0
+RUNS_A_PASS: Final = 100
+
+
+class Sweep:
+    """One worker process's sweep. ``free_slots`` says how many creations it may take now."""
+
+    def __init__(
+        self,
+        database: Database,
+        recovery: Recovery,
+        engine: Engine,
+        host_id: str,
+        host_name: str,
+        free_slots: Callable[[], int],
+        interval_s: float,
+    ) -> None:
+        self._database = database
+        self._recovery = recovery
+        self._engine = engine
+        self._host_id = host_id
+        self._host_name = host_name
+        self._free_slots = free_slots
+        self._interval_s = interval_s
+        self._seen_at = 0.0
+
+    async def run(self) -> None:
+        """Pass after pass until cancelled; a pass that fails is logged and tried again.
+
+        Raises:
+            ConfigurationError: this host was evicted; its worker must stop.
+        """
+        while True:
+            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))  # noqa: S311
+            try:
+                async with asyncio.timeout(PASS_LIMIT_S):
+                    await self.once()
+            except ConfigurationError:
+                raise
+            except TimeoutError:
+                log.warning("sweep.pass_too_long", limit_s=PASS_LIMIT_S)
+            except OncebornError as error:
+                log.warning("sweep.pass_failed", code=error.code, reason=error.message)
+
+    async def once(self) -> int:
+        """One pass; returns how many creations were taken over.
+
+        Raises:
+            ConfigurationError: the host was evicted.
+            DatabaseUnavailable, EngineUnavailable: what was claimed is claimed again later.
+        """
+        await self._note_host()
+        # Without an engine a claim would only raise the fence: ask it first.
+        await self._engine.check()
+        taken = await asyncio.to_thread(self._claim)
+        for owned in taken:
+            log.info("sweep.taken", operation=owned.operation_id, fence=owned.fence)
+            await self._engine.start_creation(
+                owned.operation_id, owned.fence, host_queue(owned.host_id)
+            )
+        for run_id in await asyncio.to_thread(self._undispatched):
+            await dispatch(self._engine, self._database, run_id, self._host_id)
+        return len(taken)
+
+    async def _note_host(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._seen_at and now - self._seen_at < HOST_SEEN_EVERY_S:
+            return
+        if not await asyncio.to_thread(self._seen):
+            raise ConfigurationError(
+                f"host {self._host_id} was evicted; its worker may not run again."
+                " Start a new host with an empty data folder.",
+                host=self._host_id,
+            )
+        self._seen_at = now
+
+    def _seen(self) -> bool:
+        with self._database.transaction("host.seen") as connection:
+            return hosts.seen(
+                connection,
+                self._database,
+                self._host_id,
+                self._host_name,
+                host_queue(self._host_id),
+            )
+
+    def _claim(self) -> list[Owned]:
+        free = self._free_slots()
+        if free <= 0 or not self._recovery.any_due(self._host_id):
+            return []
+        return self._recovery.claim(self._host_id, free)
+
+    def _undispatched(self) -> list[str]:
+        with self._database.reading() as connection:
+            return runs.undispatched(connection, self._host_id, RUNS_A_PASS)
