@@ -169,7 +169,8 @@ class World:
 class HostKind(Protocol[R]):
     """A kind whose effect is on the host. All four run under the step's host lock."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def resource(self, step: Step[R]) -> str:
         """The name of the one thing that the host lock stands for, e.g. ``clone/<name>``."""
@@ -189,7 +190,8 @@ class HostKind(Protocol[R]):
 class RowKind(Protocol[R]):
     """A kind that only writes rows, in the transaction that records its success."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def apply(self, step: Step[R], connection: Connection, database: Database) -> Evidence:
         """Write the rows and say what they are. Raises StepFailed."""

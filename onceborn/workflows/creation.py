@@ -16,7 +16,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from ..runtime.protocol import rules
-    from ..runtime.protocol.orders import Looked, OperationRef, SettleOrder, StepOrder, Verb
+    from ..runtime.protocol.orders import Looked, OperationRef, StepOrder, order_of
 
 ONCE: Final = RetryPolicy(maximum_attempts=1)
 """Temporal repeats nothing that has an effect: the ledger decides whether to."""
@@ -71,40 +71,15 @@ class CreationWorkflow:
         return looked
 
     async def _do(self, ref: OperationRef, action: rules.Action) -> Looked:
-        match action:
-            case rules.Perform(step):
-                return await self._drive(ref, Verb.PERFORM, step)
-            case rules.Resolve(step):
-                return await self._drive(ref, Verb.RESOLVE, step)
-            case rules.Compensate(step):
-                return await self._drive(ref, Verb.COMPENSATE, step)
-            case rules.Wait(wait_ms):
-                wait = timedelta(milliseconds=max(wait_ms, SHORTEST_WAIT_MS))
-                await workflow.sleep(wait)
-                return await self._read("look", ref)
-            case rules.RequireUndo():
-                return await self._settle(ref, "require_undo")
-            case rules.FinishRelease():
-                return await self._settle(ref, "finish_release")
-            case rules.EnterCompletion():
-                return await self._settle(ref, "enter_completion")
-            case rules.CommitCompletion():
-                return await self._settle(ref, "commit_completion")
-            case rules.Abort():
-                return await self._settle(ref, "abort")
-            case rules.Park(reason):
-                return await self._settle(ref, "park", reason)
-            case rules.DispatchRun(run_id):
-                return await self._settle(ref, "dispatch_run", run_id)
-            case rules.Stop():
-                raise AssertionError("the loop ends before")
-
-    async def _drive(self, ref: OperationRef, verb: Verb, step: rules.StepView) -> Looked:
-        order = StepOrder(ref.operation_id, ref.fence, verb, step)
-        name = f"{verb.value}_{step.kind}"
-        if step.long:
+        if isinstance(action, rules.Wait):
+            await workflow.sleep(timedelta(milliseconds=max(action.wait_ms, SHORTEST_WAIT_MS)))
+            return await self._read("look", ref)
+        named = order_of(action, ref)
+        assert named is not None
+        name, order = named
+        if isinstance(order, StepOrder) and order.expected.long:
             # May outlast a workflow task: a regular activity, whose death its heartbeat shows.
-            return await workflow.execute_activity(
+            looked: Looked = await workflow.execute_activity(
                 name,
                 order,
                 result_type=Looked,
@@ -113,23 +88,21 @@ class CreationWorkflow:
                 heartbeat_timeout=HEARTBEAT_LIMIT,
                 retry_policy=ONCE,
             )
-        return await self._local(name, order, ONCE)
-
-    async def _settle(self, ref: OperationRef, name: str, detail: str = "") -> Looked:
-        order = SettleOrder(ref.operation_id, ref.fence, detail)
+            return looked
         return await self._local(name, order, ONCE)
 
     async def _read(self, name: str, ref: OperationRef) -> Looked:
         return await self._local(name, ref, READING)
 
     async def _local(self, name: str, argument: Any, retries: RetryPolicy) -> Looked:
-        return await workflow.execute_local_activity(
+        looked: Looked = await workflow.execute_local_activity(
             name,
             argument,
             result_type=Looked,
             start_to_close_timeout=STEP_LIMIT,
             retry_policy=retries,
         )
+        return looked
 
     async def _after_failure(self, ref: OperationRef, error: ActivityError) -> Looked:
         # What the attempt did is not known; the ledger and the world say. Bounded, so that a fault

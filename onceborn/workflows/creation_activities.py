@@ -1,7 +1,6 @@
 """The activities of the creation loop: thin calls into the driver and the ledger.
 
-Steps are named by verb and kind (``perform_worktree``), so that the engine's history reads like the
-plan. All are sync and run in the worker's threads; none is ever repeated by Temporal.
+All that have an effect are sync and run in the worker's threads; none is repeated by Temporal.
 """
 
 from __future__ import annotations
@@ -23,7 +22,14 @@ from ..runtime.ledger import operations, steps
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.operations import Limits
 from ..runtime.protocol.errors import AbortRefused, CompletionRefused, FenceLost
-from ..runtime.protocol.orders import Looked, OperationRef, SettleOrder, StepOrder, Verb
+from ..runtime.protocol.orders import (
+    Looked,
+    OperationRef,
+    SettleOrder,
+    StepOrder,
+    Verb,
+    step_order_name,
+)
 from ..runtime.protocol.plan import LONG_KINDS
 from ..runtime.recovery import Recovery
 from .dispatch import dispatch
@@ -91,7 +97,7 @@ class CreationActivities:
     def _step(self, verb: Verb, kind: str) -> Callable[[StepOrder], Looked]:
         beat = activity.heartbeat if kind in LONG_KINDS else _no_beat
 
-        @activity.defn(name=f"{verb.value}_{kind}", no_thread_cancel_exception=True)
+        @activity.defn(name=step_order_name(verb, kind), no_thread_cancel_exception=True)
         def drive(order: StepOrder) -> Looked:
             with self._counted():
                 return self._driver.drive(order, beat)

@@ -94,7 +94,7 @@ class Handoff:
         if left > 0:
             await asyncio.sleep(left)
 
-    def _read(self, operation_id: str) -> Row[Any]:
+    def _read(self, operation_id: str) -> Row[*tuple[Any, ...]]:
         o = t.operations.c
         with self._database.reading() as connection:
             return connection.execute(

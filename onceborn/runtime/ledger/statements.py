@@ -25,4 +25,6 @@ def insert_unless_held(database: Database, table: Table, index: Index) -> Insert
 
 def changed(connection: Connection, statement: Any, parameters: Any = None) -> int:
     """Execute a write and say how many rows it changed: the count that decides."""
-    return int(connection.execute(statement, parameters).rowcount)
+    # An insert's count is kept only if asked for; without it PostgreSQL's is lost.
+    options = {"preserve_rowcount": True}
+    return int(connection.execute(statement, parameters, execution_options=options).rowcount)

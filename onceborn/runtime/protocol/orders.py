@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from . import rules
 from .snapshot import Snapshot, StepView
 
 
@@ -49,3 +50,51 @@ class SettleOrder:
     operation_id: str
     fence: int
     detail: str = ""
+
+
+Order = StepOrder | SettleOrder
+
+
+def order_of(action: rules.Action, ref: OperationRef) -> tuple[str, Order] | None:
+    """The name of what carries the action out, and its argument.
+
+    Steps are named by verb and kind (``perform_worktree``), so that the engine's history reads like
+    the plan. ``None`` for what needs nobody: ``Wait`` and ``Stop``.
+    """
+    match action:
+        case rules.Perform(step):
+            return _step(Verb.PERFORM, step, ref)
+        case rules.Resolve(step):
+            return _step(Verb.RESOLVE, step, ref)
+        case rules.Compensate(step):
+            return _step(Verb.COMPENSATE, step, ref)
+        case rules.RequireUndo():
+            return _move("require_undo", ref)
+        case rules.FinishRelease():
+            return _move("finish_release", ref)
+        case rules.EnterCompletion():
+            return _move("enter_completion", ref)
+        case rules.CommitCompletion():
+            return _move("commit_completion", ref)
+        case rules.Abort():
+            return _move("abort", ref)
+        case rules.Park(reason):
+            return _move("park", ref, reason)
+        case rules.DispatchRun(run_id):
+            return _move("dispatch_run", ref, run_id)
+        case rules.Wait() | rules.Stop():
+            return None
+
+
+def step_order_name(verb: Verb, kind: str) -> str:
+    """The name under which a worker offers to drive steps of a kind."""
+    return f"{verb.value}_{kind}"
+
+
+def _step(verb: Verb, step: StepView, ref: OperationRef) -> tuple[str, Order]:
+    name = step_order_name(verb, step.kind)
+    return name, StepOrder(ref.operation_id, ref.fence, verb, step)
+
+
+def _move(name: str, ref: OperationRef, detail: str = "") -> tuple[str, Order]:
+    return name, SettleOrder(ref.operation_id, ref.fence, detail)
