@@ -79,7 +79,7 @@ STEP_TRANSITIONS: Final[dict[StepState, frozenset[StepState]]] = {
         # running -> running is a takeover: a new attempt with a new token.
         {_S.RUNNING, _S.SUCCEEDED, _S.RETRY_WAIT, _S.UNKNOWN, _S.FAILED}
     ),
-    _S.RETRY_WAIT: frozenset({_S.RUNNING, _S.FAILED}),
+    _S.RETRY_WAIT: frozenset({_S.RUNNING}),
     _S.UNKNOWN: frozenset({_S.RUNNING}),
     _S.ARMED: frozenset({_S.SUCCEEDED, _S.CANCELLED}),
     _S.FAILED: frozenset(),
