@@ -6,6 +6,7 @@ host's data folder, so that a folder that moved, or is a symbolic link, changes 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -40,9 +41,13 @@ def _rule(check: Any, field: str) -> AfterValidator:
 
 def _bounded_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     try:
-        size = len(canonical_bytes(value))
+        written = canonical_bytes(value)
+        # What is stored is read and hashed again: the digits of a double beyond 2**53 read as an
+        # integer, which canonical JSON refuses, so such a number is refused while it still can be.
+        canonical_bytes(json.loads(written))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"metadata cannot be written as canonical JSON: {error}") from None
+    size = len(written)
     if size > MAX_METADATA_BYTES:
         raise ValueError(f"metadata is {size} bytes; at most {MAX_METADATA_BYTES} are allowed")
     return value
