@@ -84,9 +84,9 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def temporal_address() -> Iterator[str]:
-    """``host:port`` of a Temporal server."""
-    with running_temporal() as address:
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``host:port`` of a Temporal server; its namespace ``default`` has our search attributes."""
+    with running_temporal(tmp_path_factory.mktemp("temporal")) as address:
         yield address
 
 

@@ -6,8 +6,10 @@ import asyncio
 
 from support.temporal import unique
 from temporalio.client import Client
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from onceborn.runtime.ledger.database import Database
+from onceborn.temporal_dev import SEARCH_ATTRIBUTES
 
 
 def test_each_test_has_a_database_of_its_own(database: Database) -> None:
@@ -29,7 +31,12 @@ def test_a_fresh_namespace_takes_a_workflow_at_once(
     async def start() -> str:
         client = await Client.connect(temporal_address, namespace=temporal_namespace)
         handle = await client.start_workflow(
-            "Nothing", id=unique("workflow"), task_queue=unique("queue")
+            "Nothing",
+            id=unique("workflow"),
+            task_queue=unique("queue"),
+            search_attributes=TypedSearchAttributes(
+                [SearchAttributePair(key, "x") for key in SEARCH_ATTRIBUTES]
+            ),
         )
         await handle.terminate()
         return (await handle.describe()).namespace

@@ -11,7 +11,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = {"failpoints", "ids", "settings", "text"}
+BASE = {"failpoints", "ids", "text"}
 """Modules of the runtime that stand beside the protocol: no verbs, and used by every room."""
 
 

