@@ -18,9 +18,9 @@ from .ledger import tables as t
 from .ledger.database import Database
 from .ledger.operations import Limits
 from .protocol import rules
-from .protocol.canonical import Domain, canonical_text, digest
+from .protocol.canonical import Domain, canonical_text, digest, digest_bytes
 from .protocol.errors import AbortRefused, CompletionRefused, FenceLost
-from .protocol.evidence import EVIDENCE, LaunchArmed, evidence_hash
+from .protocol.evidence import EVIDENCE, LaunchArmed
 from .protocol.plan import Plan
 from .protocol.snapshot import Snapshot
 from .protocol.states import (
@@ -217,24 +217,27 @@ def prove(operation: Row[Any], steps: list[Row[Any]], snapshot: Snapshot) -> Non
     Raises:
         CompletionRefused: ``field`` names what does not hold.
     """
-    _same("plan_hash", digest(Domain.PLAN, json.loads(operation.plan)), operation.plan_hash)
-    manifest = digest(Domain.MANIFEST, json.loads(operation.manifest))
-    _same("manifest_hash", manifest, operation.manifest_hash)
+    _hashed("plan_hash", Domain.PLAN, operation.plan, operation.plan_hash)
+    _hashed("manifest_hash", Domain.MANIFEST, operation.manifest, operation.manifest_hash)
     _same("actor_hash", digest(Domain.ACTOR, operation.actor), operation.actor_hash)
     planned = Plan.model_validate_json(operation.plan).steps
     _same("steps", [p.key for p in planned], [s.step_key for s in steps])
     for plan_step, step in zip(planned, steps, strict=True):
         name = f"steps.{step.step_key}"
-        request = digest(Domain.REQUEST, json.loads(step.request))
-        _same(f"{name}.request", request, step.request_hash)
+        _hashed(f"{name}.request", Domain.REQUEST, step.request, step.request_hash)
         _same(f"{name}.request_hash", step.request_hash, plan_step.request_hash())
         if step.evidence is None:
             raise CompletionRefused(f"{name} has no evidence", field=f"{name}.evidence")
+        _hashed(f"{name}.evidence", Domain.EVIDENCE, step.evidence, step.evidence_hash)
         evidence = EVIDENCE.validate_json(step.evidence)
-        _same(f"{name}.evidence", evidence_hash(json.loads(step.evidence)), step.evidence_hash)
         _same(f"{name}.evidence.kind", evidence.kind, plan_step.kind)
     if not rules.may_complete(snapshot):
         raise CompletionRefused("a step is not in the state that Complete needs", field="steps")
+
+
+def _hashed(field: str, domain: Domain, document: str, expected: str) -> None:
+    # The bytes as stored: they are canonical, or they are not what was proven.
+    _same(field, digest_bytes(domain, document.encode()), expected)
 
 
 def _same(field: str, one: object, other: object) -> None:

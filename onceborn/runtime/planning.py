@@ -72,7 +72,9 @@ def _repository_steps(
     source = repository.source
     clone = f"repositories/{hashlib.sha256(source.encode()).hexdigest()[:32]}.git"
     folder = f"{slug(manifest.title)}-{short_id(task_id)}"
+    # The last part is distinct for every worktree: git names its registration after it.
     name = slug(PurePosixPath(source.replace(":", "/")).name.removesuffix(".git"))
+    leaf = f"{name}-{short_id(task_id)[-8:]}-{key}"
     attach = RepoAttachRequest(
         repository=key, source=source, clone=clone, base_ref=repository.base_ref
     )
@@ -80,7 +82,7 @@ def _repository_steps(
         repository=key,
         source=source,
         clone=clone,
-        path=f"worktrees/{folder}/{key}-{name}",
+        path=f"worktrees/{folder}/{leaf}",
         branch=repository.branch or default_branch_name(manifest.title, task_id),
     )
     return [

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from .ledger.operations import Limits
 from .protocol.errors import ConfigurationError
 
 
@@ -83,6 +84,15 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         return self.database_url or f"sqlite:///{self.resolved_data / 'ledger.db'}"
+
+    @property
+    def limits(self) -> Limits:
+        """What the ledger measures operations by."""
+        return Limits(
+            lease_ms=int(self.lease_s * 1000),
+            progress_budget=self.progress_budget,
+            step_attempts=self.step_attempts,
+        )
 
     @property
     def profiles_file(self) -> Path:

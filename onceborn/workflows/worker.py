@@ -19,7 +19,6 @@ from ..activities.drive import Driver
 from ..activities.host import open_host
 from ..activities.locks import HostLocks
 from ..runtime.ledger.database import Database
-from ..runtime.ledger.operations import Limits
 from ..runtime.ledger.schema import require_head
 from ..runtime.protocol.errors import (
     DatabaseUnavailable,
@@ -41,15 +40,6 @@ STICKY_LIMIT: Final = timedelta(seconds=2)
 """After this, work for a dead worker's cached workflow goes to another (design 7-performance)."""
 GRACE: Final = timedelta(seconds=10)
 RETRY_START_S: Final = 2.0
-
-
-def limits_of(settings: Settings) -> Limits:
-    """The ledger's limits from the settings."""
-    return Limits(
-        lease_ms=int(settings.lease_s * 1000),
-        progress_budget=settings.progress_budget,
-        step_attempts=settings.step_attempts,
-    )
 
 
 def owner_name() -> str:
@@ -78,7 +68,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event | None = None) -> N
 
 async def _work(settings: Settings, database: Database, stopping: asyncio.Event) -> None:
     host = await asyncio.to_thread(open_host, settings)
-    limits = limits_of(settings)
+    limits = settings.limits
     engine = Engine(settings)
     recovery = Recovery(database, limits, owner_name())
     driver = Driver(database, host, HostLocks(host.data / "locks"), limits, settings)

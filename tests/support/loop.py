@@ -22,7 +22,6 @@ from onceborn.runtime.recovery import Owned, Recovery
 from onceborn.runtime.settings import Settings
 from onceborn.workflows.creation_activities import CreationActivities
 from onceborn.workflows.engine import Engine
-from onceborn.workflows.worker import limits_of
 
 from .world import HOST
 
@@ -46,7 +45,7 @@ class Bench:
             data=data.resolve(),
             repository_roots=tuple(root.resolve() for root in roots),
         )
-        limits = limits_of(self.settings)
+        limits = self.settings.limits
         self.limits = limits
         self.locks = HostLocks(self.host.data / "locks")
         self.recovery = Recovery(database, limits, "test")
