@@ -53,8 +53,17 @@ def _bounded_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-Title = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TITLE, strict=True)]
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, strict=True)]
+def _storable(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("must not contain U+0000, which PostgreSQL cannot store")
+    return value
+
+
+_Storable = AfterValidator(_storable)
+Title = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_TITLE, strict=True), _Storable
+]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, strict=True), _Storable]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$", strict=True)]
 
 

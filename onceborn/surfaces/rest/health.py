@@ -11,6 +11,7 @@ from litestar.serialization import encode_json
 
 from ...runtime.ledger import hosts, schema
 from ...runtime.protocol.errors import NoHostAvailable, OncebornError
+from .problems import public_message
 from .schemas import Check, Readiness
 from .services import Services
 
@@ -72,6 +73,8 @@ def _check(probe: Callable[[], object]) -> Check:
 def _failed(error: Exception) -> Check:
     # Only messages of ours are shown to whoever asks; anything else may hold an address.
     if isinstance(error, OncebornError):
-        return {"ok": False, "detail": error.message}
+        found = "; ".join(error.fields.get("findings", ()))
+        message = public_message(error)
+        return {"ok": False, "detail": f"{message} {found}".strip()}
     _log.warning("a readiness check failed", exc_info=error)
     return {"ok": False, "detail": "failed; the server's log says why"}

@@ -11,7 +11,13 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.serialization import encode_json
 
-from ...runtime.protocol.errors import InvalidField, OncebornError, Unauthenticated
+from ...runtime.protocol.errors import (
+    DatabaseUnavailable,
+    EngineUnavailable,
+    InvalidField,
+    OncebornError,
+    Unauthenticated,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 _RETRY_AFTER: Final = {429: "5", 503: "2"}
@@ -51,8 +57,18 @@ def refused(error: OncebornError, **fields: Any) -> Response[bytes]:
         return internal(error)
     if isinstance(error, InvalidField):
         title = "A field of the request is not valid."
+    if isinstance(error, EngineUnavailable | DatabaseUnavailable) and error.fields:
+        _log.warning("not available", code=error.code, reason=error.message)
+        error = type(error)(public_message(error))
     headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
     return problem(status, error.code, title, error.message, {**error.fields, **fields}, headers)
+
+
+def public_message(error: OncebornError) -> str:
+    """The message without what only an operator may know (where Temporal or the database is)."""
+    if isinstance(error, EngineUnavailable | DatabaseUnavailable):
+        return (type(error).__doc__ or "").strip().splitlines()[0]
+    return error.message
 
 
 def internal(error: Exception) -> Response[bytes]:

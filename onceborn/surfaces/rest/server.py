@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import uvloop
 from ...runtime.admission import Admission
 from ...runtime.ledger.attestation import Attestor
 from ...runtime.ledger.database import Database
+from ...runtime.ledger.operations import Limits
 from ...runtime.ledger.schema import require_head
 from ...runtime.profiles import load_profiles
 from ...runtime.protocol.errors import DatabaseUnavailable
@@ -23,7 +25,6 @@ from ...runtime.recovery import Recovery
 from ...runtime.settings import Settings
 from ...workflows.engine import Engine
 from ...workflows.handoff import Handoff
-from ...workflows.worker import limits_of, owner_name
 from .app import create_app
 from .services import THREADS, Services
 
@@ -45,13 +46,16 @@ def build_services(settings: Settings) -> Services:
     database = Database(settings.resolved_database_url, pool_size=THREADS + _HANDOFF_CONNECTIONS)
     attestor = Attestor(database)
     engine = Engine(settings)
+    # All that this process decides by them is the lease that a hand-off begins with.
+    limits = Limits(lease_ms=int(settings.lease_s * 1000))
+    owner = f"{socket.gethostname()}/{os.getpid()}"
     return Services(
         settings=settings,
         database=database,
         admission=Admission(
             database, attestor, lambda: load_profiles(settings.profiles_file), settings
         ),
-        handoff=Handoff(database, Recovery(database, limits_of(settings), owner_name()), engine),
+        handoff=Handoff(database, Recovery(database, limits, owner), engine),
         engine=engine,
         attestor=attestor,
     )

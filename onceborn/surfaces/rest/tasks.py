@@ -78,27 +78,29 @@ def task_routes(services: Services) -> list[HTTPRouteHandler]:
         return await _read(services, request, work)
 
     @get("/api/v1/tasks/{task_id:str}")
-    async def get_task(request: AnyRequest, task_id: str) -> Response[bytes]:
+    async def get_task(request: AnyRequest) -> Response[bytes]:
         def work(principal: Principal) -> Any:
             authorize(principal, principal.workspace_id)
             return represent.task_document(
-                tasks.get(services.database, principal.workspace_id, task_id)
+                tasks.get(services.database, principal.workspace_id, _task_id(request))
             )
 
         return await _read(services, request, work)
 
     @get("/api/v1/tasks/{task_id:str}/creation")
-    async def get_creation(request: AnyRequest, task_id: str) -> Response[bytes]:
+    async def get_creation(request: AnyRequest) -> Response[bytes]:
         def work(principal: Principal) -> Any:
             authorize(principal, principal.workspace_id)
             return represent.creation_document(
-                tasks.progress(services.database, principal.workspace_id, task_id)
+                tasks.progress(services.database, principal.workspace_id, _task_id(request))
             )
 
         return await _read(services, request, work)
 
     @get("/api/v1/workspaces/{workspace_id:str}/tasks/by-external-id")
-    async def get_by_external_id(request: AnyRequest, workspace_id: str) -> Response[bytes]:
+    async def get_by_external_id(request: AnyRequest) -> Response[bytes]:
+        workspace_id = str(request.path_params["workspace_id"])
+
         def work(principal: Principal) -> Any:
             authorize(principal, workspace_id)
             raw = query(request, frozenset({"external_id"})).get("external_id")
@@ -151,6 +153,10 @@ def _found(
         return None
     identity = normalize_external_id(raw_external_id)
     return Answer(view, found.outcome, identity, found.request_match)
+
+
+def _task_id(request: AnyRequest) -> str:
+    return str(request.path_params["task_id"])
 
 
 def _workspace(principal: Principal, body: dict[str, Any]) -> str:

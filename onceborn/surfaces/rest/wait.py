@@ -21,12 +21,12 @@ from ...runtime.protocol.errors import (
 )
 from ...runtime.protocol.states import Outcome
 from .body import AnyRequest
-from .problems import refused
+from .problems import public_message, refused
 from .services import Services
 
 _log = structlog.get_logger("onceborn.rest")
 _HOW_TO_GO_ON: Final = (
-    " The task was admitted: its creation is finished when {what} is back, without another create."
+    "The task was admitted: its creation is finished when {what} is back, without another create."
     " Read /api/v1/tasks/{task_id}/creation to see how it ends."
 )
 _handing_off: set[asyncio.Task[None]] = set()
@@ -45,8 +45,8 @@ async def finish(
         )
     except (EngineUnavailable, DatabaseUnavailable) as error:
         what = "Temporal" if isinstance(error, EngineUnavailable) else "the database"
-        error.message += _HOW_TO_GO_ON.format(what=what, task_id=admitted.task_id)
-        return _with_ids(error, admitted)
+        how = _HOW_TO_GO_ON.format(what=what, task_id=admitted.task_id)
+        return _with_ids(type(error)(f"{public_message(error).rstrip('.')}. {how}"), admitted)
     if settled is None:
         return _with_ids(ServerStopping(), admitted)
     if settled.outcome is not None:
