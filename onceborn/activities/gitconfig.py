@@ -22,7 +22,7 @@ _CONFIG: Final = """\
 	hooksPath = /dev/null
 	fsmonitor = false
 	askPass =
-	filesRefLockTimeout = 10000
+	filesRefLockTimeout = 5000
 	packedRefsTimeout = 10000
 [gc]
 	auto = 0

@@ -16,7 +16,7 @@ from typing import IO, Final
 from ..runtime.protocol.errors import OncebornError
 
 _BEAT_S: Final = 1.0
-_TERM_GRACE_S: Final = 5.0
+_TERM_GRACE_S: Final = 3.0
 _KILL_GRACE_S: Final = 10.0
 _CHUNK: Final = 1 << 16
 

@@ -6,6 +6,7 @@ What cannot be changed by trying again is a ``StepFailed``; a remote that does n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -33,9 +34,10 @@ _NOT_THERE: Final = (
     "does not appear to be a git repository",
     "repository not found",
     "returned error: 404",
-    "not found: did you run git update-server-info",
     "not valid: is this a git repository",
 )
+
+_NO_REPOSITORY: Final = re.compile(r"repository '[^\n]*' not found")
 
 ResolvedBy = Literal["remote_head", "detached_remote_head", "branch", "tag", "commit"]
 
@@ -157,7 +159,7 @@ def remote_failure(error: GitError, address: str) -> StepFailed | StepRetry:
             source=where,
             stderr=error.result.stderr[-1000:],
         )
-    if any(words in said for words in _NOT_THERE):
+    if any(words in said for words in _NOT_THERE) or _NO_REPOSITORY.search(said):
         return _not_found(address)
     return StepRetry(
         "repository.unreachable",

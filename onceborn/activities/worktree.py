@@ -76,6 +76,9 @@ class Worktree:
     def _make_branch(
         self, git: Git, seen: Look, base: str, step: Step[WorktreeRequest], world: World
     ) -> None:
+        # Git would wait for it before it failed; a dead owner's is told at once.
+        ref_lock = seen.clone / f"{seen.full_branch}.lock"
+        gitlocks.settle([ref_lock], seen.clone, world)
         try:
             ownership.make_branch(git, seen.clone, seen.branch, base, step.idempotency_key)
             return
