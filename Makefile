@@ -26,7 +26,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 .venv: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python demo/demo.py
+	$(BIN)/python -m demo
 
 test: $(STAMP)
 	$(BIN)/pytest

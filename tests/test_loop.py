@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -223,10 +224,8 @@ def test_an_owner_that_is_gone_at_a_boundary_is_followed_by_one_that_finishes(
     """The attempt is cut off (an error nobody handles); the next owner meets what is left."""
     owned = scene.begin(profile="marker", start_agent=True)
     failpoints.configure(f"{boundary}=raise@1")
-    try:
+    with contextlib.suppress(failpoints.FailpointError, DatabaseUnavailable):
         scene.bench.run(owned)
-    except (failpoints.FailpointError, DatabaseUnavailable):
-        pass
     failpoints.configure("")
     if scene.operation()["state"] != "completed":
         after = scene.next_owner()

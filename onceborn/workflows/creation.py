@@ -18,6 +18,11 @@ with workflow.unsafe.imports_passed_through():
     from ..runtime.protocol import rules
     from ..runtime.protocol.orders import Looked, OperationRef, StepOrder, order_of
 
+    # Not used here, but the converter resolves the annotations of what it reads by the modules
+    # that the sandbox has seen imported.
+    from ..runtime.protocol.snapshot import Snapshot as _Snapshot  # noqa: F401
+    from ..runtime.protocol.states import StepState as _StepState  # noqa: F401
+
 ONCE: Final = RetryPolicy(maximum_attempts=1)
 """Temporal repeats nothing that has an effect: the ledger decides whether to."""
 
@@ -45,6 +50,15 @@ class CreationWorkflow:
     @workflow.run
     async def run(self, ref: OperationRef) -> str:
         """Returns why it stopped: a ``StopReason``. Nobody but a waiter's wake-up relies on it."""
+        try:
+            return await self._loop(ref)
+        except Exception as error:
+            if not is_cancelled_exception(error):
+                # The sweep claims the operation again; this says why there was a need to.
+                workflow.logger.exception("creation workflow failed")
+            raise
+
+    async def _loop(self, ref: OperationRef) -> str:
         looked = await self._read("begin", ref)
         while True:
             action = rules.next_action(looked.snapshot)

@@ -17,7 +17,6 @@ import uvloop
 from ...runtime.admission import Admission
 from ...runtime.ledger.attestation import Attestor
 from ...runtime.ledger.database import Database
-from ...runtime.ledger.operations import Limits
 from ...runtime.ledger.schema import require_head
 from ...runtime.profiles import load_profiles
 from ...runtime.protocol.errors import DatabaseUnavailable
@@ -40,14 +39,19 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say where: with port 0 nobody else knows."""
+        await super().startup(sockets)
+        for listening in (s for server in self.servers for s in server.sockets):
+            host, port = listening.getsockname()[:2]
+            _log.info("api.listening", url=f"http://{host}:{port}")
+
 
 def build_services(settings: Settings) -> Services:
     """The services of one API process. Nothing is connected yet."""
     database = Database(settings.resolved_database_url, pool_size=THREADS + _HANDOFF_CONNECTIONS)
     attestor = Attestor(database)
     engine = Engine(settings)
-    # All that this process decides by them is the lease that a hand-off begins with.
-    limits = Limits(lease_ms=int(settings.lease_s * 1000))
     owner = f"{socket.gethostname()}/{os.getpid()}"
     return Services(
         settings=settings,
@@ -55,7 +59,7 @@ def build_services(settings: Settings) -> Services:
         admission=Admission(
             database, attestor, lambda: load_profiles(settings.profiles_file), settings
         ),
-        handoff=Handoff(database, Recovery(database, limits, owner), engine),
+        handoff=Handoff(database, Recovery(database, settings.limits, owner), engine),
         engine=engine,
         attestor=attestor,
     )
