@@ -43,7 +43,7 @@ class LaunchRefused(OncebornError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """``state`` is a look's; or ``closed``: the ledger has a result, and ``reason`` is its state."""
+    """``state``: a look's, or ``closed`` where the ledger has an end, then named by ``reason``."""
 
     state: str
     reason: str = ""

@@ -90,7 +90,7 @@ class EmbeddedTemporal:
                 f"folder {self._folder} cannot be used: {error.strerror}; set ONCEBORN_DATA"
             ) from None
         try:
-            self._port = self._asked_port or self._recorded_port() or _free_port()
+            self._port = self._choose_port()
             self._spawn(program, lock)
         finally:
             os.close(lock)  # the server keeps its own
@@ -138,6 +138,17 @@ class EmbeddedTemporal:
                 f"an embedded Temporal server runs in {self._folder} already"
             ) from None
         return lock
+
+    def _choose_port(self) -> int:
+        if self._asked_port is None:
+            return self._recorded_port() or _free_port()
+        # Looked at first: what answers on a taken port must not be taken for our server.
+        if not _is_free(self._asked_port):
+            raise ConfigurationError(
+                f"port {self._asked_port} for the embedded Temporal server is taken by another"
+                " program; choose another"
+            )
+        return self._asked_port
 
     def _recorded_port(self) -> int | None:
         try:

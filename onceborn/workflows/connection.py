@@ -42,8 +42,8 @@ async def connect(settings: Settings) -> Client:
         )
     key = settings.temporal_api_key
     tls = _tls(settings)
-    failpoint("engine.connect.before")
     try:
+        failpoint("engine.connect.before")
         async with asyncio.timeout(CONNECT_LIMIT_S):
             return await Client.connect(
                 address,

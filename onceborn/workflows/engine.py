@@ -92,8 +92,8 @@ class Engine:
             EngineUnavailable: there is none.
         """
         client = await self.client()
-        failpoint("engine.check.before")
         try:
+            failpoint("engine.check.before")
             async with asyncio.timeout(CALL_LIMIT_S):
                 healthy = await client.service_client.check_health(timeout=RPC_TIMEOUT)
         except (RPCError, RuntimeError, TimeoutError) as error:
@@ -147,8 +147,8 @@ class Engine:
             EngineUnavailable: Temporal cannot be reached.
         """
         client = await self.client()
-        failpoint("engine.wait.before")
         try:
+            failpoint("engine.wait.before")
             async with asyncio.timeout(timeout):
                 await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:
@@ -174,8 +174,8 @@ class Engine:
         search: Mapping[str, str],
     ) -> Started:
         client = await self.client()
-        failpoint("engine.start.before")
         try:
+            failpoint("engine.start.before")
             async with asyncio.timeout(CALL_LIMIT_S):
                 handle = await client.start_workflow(
                     workflow,
@@ -204,8 +204,8 @@ class Engine:
         if isinstance(lost, RPCError) and lost.status in _REFUSED:
             raise _refused(lost) from lost
         log.info("engine.answer_lost", workflow=workflow_id, error=str(lost))
-        failpoint("engine.look_up.before")
         try:
+            failpoint("engine.look_up.before")
             async with asyncio.timeout(CALL_LIMIT_S):
                 seen = await client.get_workflow_handle(workflow_id).describe(
                     rpc_timeout=RPC_TIMEOUT

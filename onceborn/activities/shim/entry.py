@@ -86,7 +86,8 @@ def _run(directory: str, token: str, report: Callable[[int], None]) -> None:
     supervisor = Supervisor(launch["time_limit_s"], launch["grace_s"])
     agent, error = _launch(directory, launch, output, failpoint)
     os.close(output)
-    report(LAUNCHED)
+    if error is None:
+        report(LAUNCHED)
     failpoint("shim.launched")
     end = supervisor.until_gone(agent, log)
     log.drain()
@@ -96,6 +97,7 @@ def _run(directory: str, token: str, report: Callable[[int], None]) -> None:
     end |= {"run_id": launch["run_id"], "error": error, "ended_at_ms": int(time.time() * 1000)}
     end |= {"log_bytes": log.total, "log_bytes_lost": log.lost}
     write_durably(directory, "exit.json", json.dumps(end).encode())
+    report(LAUNCHED)  # what could not be executed is told when its end is recorded
 
 
 def _lock(directory: str) -> int:
