@@ -100,6 +100,11 @@ class Git:
             world.host, lock_fds=world.lock_fds, heartbeat=world.heartbeat, guard=world.guard
         )
 
+    def guard(self) -> None:
+        """Ask whether this attempt may still change things; for changes made without git."""
+        if self._guard is not None:
+            self._guard()
+
     def run(
         self,
         args: Sequence[str],
@@ -136,8 +141,8 @@ class Git:
             command.append(f"--work-tree={work_tree}")
         command += args
         failpoint("git.spawn")
-        if mutates and self._guard is not None:
-            self._guard()
+        if mutates:
+            self.guard()
         process = self._spawn(command, cwd, index, with_input=input is not None)
         limit = self.host.git_time_limit_s if time_limit_s is None else time_limit_s
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..runtime.failpoints import failpoint
 from ..runtime.protocol.plan import WorktreeRequest
-from . import gitfiles, gitlocks, ownership
+from . import gitfiles, gitlocks, ownership, worktree_commands
 from .git import Git, GitError
 from .kind import (
     Compensated,
@@ -94,9 +94,8 @@ class Worktree:
             raise _failed(error) from error
 
     def _add(self, git: Git, seen: Look, step: Step[WorktreeRequest]) -> None:
-        command = ["worktree", "add", "--quiet", "--", str(seen.path), seen.branch]
         try:
-            git.run(command, git_dir=seen.clone, mutates=True)
+            worktree_commands.add(git, seen.clone, seen.path, seen.branch)
         except GitError as error:
             if "File name too long" in error.result.stderr:
                 raise StepFailed(

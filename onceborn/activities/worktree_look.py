@@ -33,6 +33,8 @@ class Look:
     """The clone's own record of a worktree at this path."""
     linked: bool
     """The path's ``.git`` file points back to that record."""
+    orphaned: bool
+    """The path's ``.git`` file points to a record that this clone does not have any more."""
     commit: str | None
     """Where the branch points to; ``None`` where it does not exist."""
     birth: ReflogEntry | None
@@ -97,6 +99,7 @@ def look(step: Step[WorktreeRequest], host: Host) -> Look:
     registration = gitfiles.registration_of(clone, path)
     commit = gitfiles.read_ref(clone, f"{LOCAL}/{request.branch}")
     birth = ownership.birth(clone, request.branch) if commit is not None else None
+    linked_to = gitfiles.linked_admin(path)
     exists = path.is_symlink() or path.exists()
     return Look(
         clone=clone,
@@ -105,7 +108,10 @@ def look(step: Step[WorktreeRequest], host: Host) -> Look:
         path_exists=exists,
         empty=exists and path.is_dir() and not path.is_symlink() and not any(path.iterdir()),
         registration=registration,
-        linked=registration is not None and gitfiles.linked_admin(path) == registration.admin,
+        linked=registration is not None and linked_to == registration.admin,
+        orphaned=linked_to is not None
+        and linked_to.parent == clone / "worktrees"
+        and not linked_to.exists(),
         commit=commit,
         birth=birth,
         branch_ours=ownership.is_ours(birth, key),

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..runtime.failpoints import failpoint
 from ..runtime.protocol.plan import WorktreeRequest
-from . import gitfiles, gitlocks, ownership
+from . import gitfiles, gitlocks, ownership, worktree_commands
 from .git import Git, GitError
 from .gitfiles import Registration
 from .kind import Compensated, Step, StepRetry, Transferred, Undetermined, Undone, World
@@ -116,9 +116,7 @@ class Undoing:
             self._remove_records(seen)
             return
         failpoint("worktree.remove")
-        self._git.run(
-            ["worktree", "remove", "--", str(seen.path)], git_dir=seen.clone, mutates=True
-        )
+        worktree_commands.remove(self._git, seen.clone, seen.path)
         self._removed.append(str(seen.path))
 
     # -- a half-made one ------------------------------------------------------------------------
@@ -127,7 +125,7 @@ class Undoing:
         """Rename our folder into the trash; a folder that is not registered to us stays."""
         if not seen.path_exists:
             return None
-        if seen.registration is None:
+        if seen.registration is None and not (seen.orphaned and seen.intended):
             if seen.empty and seen.intended:
                 self._world.guard()
                 seen.path.rmdir()
@@ -146,17 +144,12 @@ class Undoing:
     def _remove_records(self, seen: Look) -> None:
         if seen.registration is not None:
             self._keep_records(seen.registration)
+            worktree_commands.complete_record(self._git, seen.registration)
             if seen.registration.locked is not None:
                 # Git's own mark of an unfinished one: somebody's lock was told apart before.
-                self._git.run(
-                    ["worktree", "unlock", "--", str(seen.path)],
-                    git_dir=seen.clone,
-                    mutates=True,
-                )
+                worktree_commands.unlock(self._git, seen.clone, seen.path)
             # The folder is gone, so this clears the one record, whatever state it is in.
-            self._git.run(
-                ["worktree", "remove", "--", str(seen.path)], git_dir=seen.clone, mutates=True
-            )
+            worktree_commands.remove(self._git, seen.clone, seen.path)
         for entry in gitfiles.nameless_entries(seen.clone, seen.path):
             self._remove_nameless(entry, seen.clone)
         failpoint("worktree.records_removed")
