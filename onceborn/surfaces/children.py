@@ -39,7 +39,7 @@ class Child:
         self, name: str, arguments: list[str], environment: Mapping[str, str], fds: tuple[int, ...]
     ) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "onceborn.surfaces.cli", *arguments]
+        self._command = [sys.executable, "-m", "onceborn", *arguments]
         self._environment = {**environment, _PARENT: str(os.getpid())}
         self._fds = fds
         self._process: asyncio.subprocess.Process | None = None

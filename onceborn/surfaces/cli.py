@@ -11,15 +11,17 @@ import asyncio
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import __version__
 from ..runtime.protocol.errors import OncebornError
-from ..runtime.settings import Settings, load_settings
-from . import cli_access, cli_tasks, logs
+from . import cli_access, cli_tasks
 from .cli_output import exit_code, explain
+
+if TYPE_CHECKING:
+    from ..runtime.settings import Settings
 
 app = typer.Typer(
     name="onceborn",
@@ -27,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    add_completion=False,
     epilog="Exit codes: 0 done, 1 refused, 2 usage or configuration, 3 not reachable.",
 )
 database_commands = typer.Typer(no_args_is_help=True, help="The ledger's schema.")
@@ -64,6 +67,9 @@ def root(
 
 def _settings(**given: Any) -> Settings:
     """The settings with what the command line gave put over them; logging is set up by them."""
+    from ..runtime.settings import load_settings
+    from . import logs
+
     settings = load_settings().model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )

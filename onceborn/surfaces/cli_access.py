@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime import access
-from ..runtime import workspaces as spaces
-from ..runtime.ledger.database import Database
-from ..runtime.ledger.schema import require_head
-from ..runtime.settings import Settings, load_settings
 from .cli_output import show_fields, show_json
+
+if TYPE_CHECKING:
+    from ..runtime.ledger.database import Database
+    from ..runtime.settings import Settings
 
 workspaces = typer.Typer(no_args_is_help=True, help="Workspaces: the tenants.")
 tokens = typer.Typer(no_args_is_help=True, help="Bearer tokens, each bound to one workspace.")
@@ -23,6 +22,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the document, for prog
 
 def open_database(settings: Settings) -> Database:
     """The ledger; an SQLite file's folder is made where it is missing."""
+    from ..runtime.ledger.database import Database
+
     if settings.database_url is None:
         settings.resolved_data.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Database(settings.resolved_database_url)
@@ -30,6 +31,9 @@ def open_database(settings: Settings) -> Database:
 
 @contextmanager
 def _ledger() -> Iterator[Database]:
+    from ..runtime.ledger.schema import require_head
+    from ..runtime.settings import load_settings
+
     database = open_database(load_settings())
     try:
         require_head(database)
@@ -47,6 +51,8 @@ def create_workspace(
     as_json: Json = False,
 ) -> None:
     """Make a workspace and print its ID."""
+    from ..runtime import workspaces as spaces
+
     with _ledger() as database:
         workspace_id = spaces.create_workspace(database, name, capacity=capacity)
     if as_json:
@@ -58,6 +64,8 @@ def create_workspace(
 @workspaces.command("list")
 def list_workspaces(as_json: Json = False) -> None:
     """List the workspaces."""
+    from ..runtime import workspaces as spaces
+
     with _ledger() as database:
         views = spaces.list_workspaces(database)
     if as_json:
@@ -75,6 +83,9 @@ def create_token(
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once: only its hash is kept."""
+    from ..runtime import access
+    from ..runtime import workspaces as spaces
+
     with _ledger() as database:
         workspace_id = spaces.find_workspace(database, workspace)
         made = access.create_token(database, workspace_id, role=role, name=name)
@@ -93,6 +104,9 @@ def list_tokens(
     as_json: Json = False,
 ) -> None:
     """List a workspace's tokens, never the secrets."""
+    from ..runtime import access
+    from ..runtime import workspaces as spaces
+
     with _ledger() as database:
         views = access.list_tokens(database, spaces.find_workspace(database, workspace))
     if as_json:
@@ -111,6 +125,8 @@ def list_tokens(
 @tokens.command("revoke")
 def revoke_token(token_id: str) -> None:
     """Revoke a token for good."""
+    from ..runtime import access
+
     with _ledger() as database:
         revoked = access.revoke_token(database, token_id)
     typer.echo("revoked" if revoked else "was revoked already", err=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 
 from ..runtime.protocol.errors import ConfigurationError, OncebornError
-from .client import Refused, ServerUnavailable
+from .refusals import Refused, ServerUnavailable
 
 DONE: Final = 0
 REFUSED: Final = 1
@@ -33,7 +33,7 @@ def explain(error: OncebornError) -> str:
     lines = [error.message]
     if isinstance(error, Refused):
         problem = error.problem
-        lines += [f"  undone: {plain(json.dumps(u))}" for u in problem.get("undone") or []]
+        lines += [f"  undone: {_undone(entry)}" for entry in problem.get("undone") or []]
         if error.status == 401:
             lines.append("  Set ONCEBORN_TOKEN to a token of `onceborn token create`.")
         elif "task_id" in problem:
@@ -41,6 +41,12 @@ def explain(error: OncebornError) -> str:
         if "code" in problem:
             lines.append(f"  code: {problem['code']}")
     return "\n".join(plain(line) for line in lines)
+
+
+def _undone(entry: Any) -> str:
+    if isinstance(entry, dict) and {"step", "how"} <= entry.keys():
+        return f"{entry['step']} ({entry['how']})"
+    return json.dumps(entry)
 
 
 def show_json(document: Any) -> None:

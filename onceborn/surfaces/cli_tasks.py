@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.protocol.errors import ConfigurationError
 from .cli_output import INTERRUPTED, show_fields, show_json
-from .client import Client
+
+if TYPE_CHECKING:
+    from .client import Client
 
 app = typer.Typer(
     no_args_is_help=True, help="Create and read tasks (ONCEBORN_URL, ONCEBORN_TOKEN)."
@@ -32,6 +34,8 @@ def _client(url: str) -> Iterator[Client]:
         raise ConfigurationError(
             "ONCEBORN_TOKEN is not set; make a token with `onceborn token create WORKSPACE`"
         )
+    from .client import Client  # not before it is needed: `--help` answers at once
+
     client = Client(url, token)
     try:
         yield client

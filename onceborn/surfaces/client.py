@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 
-from ..runtime.protocol.errors import OncebornError
+from .refusals import Refused, ServerUnavailable
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-class Refused(OncebornError):
-    """The server refused the request."""
-
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
-        super().__init__(str(problem.get("detail") or problem.get("title") or f"HTTP {status}"))
-        self.status = status
-        self.problem = dict(problem)
-
-
-class ServerUnavailable(OncebornError):
-    """The server cannot be reached."""
-
-    code: ClassVar[str] = "server_unavailable"
-    http_status: ClassVar[int] = 503
 
 
 @dataclass(frozen=True, slots=True)

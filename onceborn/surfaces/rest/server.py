@@ -99,12 +99,14 @@ async def _serve(services: Services, sockets: list[socket.socket] | None) -> Non
         )
     )
 
-    def stop() -> None:
-        server.force_exit = server.should_exit
+    def stop(name: signal.Signals) -> None:
+        # Only a second Ctrl-C forces: the kernel repeats the SIGTERM of a parent's death for each
+        # thread that the parent had.
+        server.force_exit = server.should_exit and name is signal.SIGINT
         server.should_exit = True
         services.stopping.set()
 
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop)
+        loop.add_signal_handler(name, stop, name)
     await server.serve(sockets=sockets)
