@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from sqlalchemy import update
 from support import run_worker as support_worker
 from support.runs import admitted_run, new_host, run_row, worktree
 from support.temporal import fresh_namespace
+from support.waiting import until
 
 from onceborn.activities import agent, agent_look
 from onceborn.activities.kind import Host
@@ -55,15 +56,6 @@ def settings(tmp_path: Path, temporal_address: str, temporal_namespace: str) -> 
 def _no_failpoints() -> Iterator[None]:
     yield
     failpoints.configure("")
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait for a condition; fail if it does not come true within the bound."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
-    return value
 
 
 @contextmanager
@@ -317,6 +309,25 @@ def test_a_killed_shim_is_a_lost_run(settings: Settings, database: Database, hos
     asyncio.run(scene())
     assert finished(database, run_id)["state"] == "lost"
     assert agent_look.clear_strays(run_id) == ([], [])  # nothing of it is left
+
+
+def test_a_run_whose_folder_is_removed_is_lost_and_its_agent_ended(
+    settings: Settings, database: Database, host: Host
+) -> None:
+    run_id = admitted_run(database, host, *MARK_AND_WAIT)
+
+    async def scene() -> None:
+        engine = Engine(settings)
+        async with support_worker.run_worker(await engine.client(), database, host):
+            await engine.start_run(run_id, host_queue(host.host_id))
+            await asyncio.to_thread(until, lambda: run_row(database, run_id).state == "running")
+            shutil.rmtree(agent.run_directory(host, run_id))
+            assert await engine.wait_for(run_workflow_id(run_id), 60)
+
+    asyncio.run(scene())
+    result = finished(database, run_id)
+    assert (result["state"], result["reason"]) == ("lost", "folder_gone")
+    assert agent_look.clear_strays(run_id) == ([], [])
 
 
 # -- what Temporal may do -------------------------------------------------------------------------

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from onceborn.activities import agent, shim
 from onceborn.activities.agent import Launch, NotLaunched
@@ -40,15 +40,6 @@ def worktree(tmp_path: Path) -> Path:
     folder = tmp_path / "work tree"
     folder.mkdir()
     return folder.resolve()
-
-
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    """Wait for a condition; fail if it does not come true within the bound."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
-    return value
 
 
 def python(program: str) -> tuple[str, ...]:

@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.waiting import until
 from temporalio.client import Client
 
 from onceborn.runtime.protocol.errors import ConfigurationError
@@ -26,15 +25,6 @@ from onceborn.workflows.engine import Engine, Started
 def server(tmp_path: Path) -> Iterator[EmbeddedTemporal]:
     with EmbeddedTemporal(tmp_path) as made:
         yield made
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait for a condition; fail if it does not come true within the bound."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
-    return value
 
 
 def alive(pid: int) -> bool:

@@ -22,7 +22,7 @@ class AgentLaunch:
     def apply(
         self,
         step: Step[AgentLaunchRequest],
-        connection: Connection,
+        connection: Connection,  # noqa: ARG002
         database: Database,  # noqa: ARG002
     ) -> LaunchArmed:
         """The intent itself is the effect: session and dispatch key of the run to admit."""

@@ -163,7 +163,8 @@ class RunSteps:
             return self._never_launched(run, reason)
         if seen.state in ("starting", "running"):
             return Seen(seen.state)
-        if seen.state == "lost":
+        if seen.state != "ended":
+            # Its shim was killed, or its folder removed below it: what lives is ended first.
             self._clear_strays(run_id)
         return self._record(run_id, ("started", "running"), *_result(seen))
 
