@@ -125,6 +125,18 @@ def test_a_killed_workers_child_still_holds_the_lock(locks: HostLocks) -> None:
         assert next_attempt is not None
 
 
+@pytest.mark.proves("X12")
+def test_letting_go_does_not_take_the_lock_from_a_child(locks: HostLocks) -> None:
+    with locks.try_lock("r") as lock:
+        assert lock is not None
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fd,))
+    with locks.try_lock("r") as other:
+        assert other is None
+    child.communicate()
+    with locks.try_lock("r") as other:
+        assert other is not None
+
+
 def test_without_inheriting_it_would_not(locks: HostLocks) -> None:
     keeper, _child = _killed_worker(locks, child_inherits=False)
     with locks.try_lock("clone/x") as next_attempt:
