@@ -213,3 +213,18 @@ def test_twenty_racers_get_one_task_and_no_error(api: Api) -> None:
     assert len(rows(api.place.database, t.operations)) == 1
     (counters,) = rows(api.place.database, t.workspace_counters)
     assert (counters["preparing"], counters["last_number"]) == (0, 1)
+
+
+def test_an_identity_that_was_released_meanwhile_is_not_in_the_answer(api: Api) -> None:
+    waiting = api.at_once(lambda: api.caller.create("E"))
+    until(lambda: api.handoff.waiting == 1)
+    with api.place.database.transaction("test") as connection:
+        # A release that was claimed: the runtime finishes it and goes on.
+        connection.execute(t.operations.update().values(state="preparing_release"))
+    with api.worker():
+        body = RESULT.validate_json(waiting.result(60).content)
+    assert (body["deduplicated"], body["creation_complete"]) == (False, True)
+    assert "external_id" not in body
+    creation = api.caller.get(f"/tasks/{body['id']}/creation").json()
+    assert creation["outcome"] == "created_identity_lost"
+    assert api.caller.lookup("E").status_code == 404
