@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, inspect, make_url, text
 
 from onceborn.temporal_dev import EmbeddedTemporal
 
@@ -49,14 +49,19 @@ def git(*arguments: str, cwd: Path) -> str:
 
 
 class Stage:
-    """One folder, one repository, one Temporal, one API, and workers that come and go."""
+    """One folder, one repository, one Temporal, one API, and workers that come and go.
 
-    def __init__(self, folder: Path) -> None:
+    With ``settings`` (environment variables) it plays elsewhere than on embedded parts: the tests
+    set ``DATABASE_URL`` and ``TEMPORAL_ADDRESS``.
+    """
+
+    def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
+        self.settings = settings
         self.data = folder / "data"
         self.repository = folder / "repository"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._temporal = EmbeddedTemporal(self.data)
+        self.temporal = None if "TEMPORAL_ADDRESS" in settings else EmbeddedTemporal(self.data)
         self._workers = 0
         self._alive: list[subprocess.Popen[bytes]] = []
         self.workspace_id = ""
@@ -67,13 +72,9 @@ class Stage:
 
     def up(self) -> None:
         """Repository, profile, Temporal, schema, workspace, API and a first worker."""
-        self._make_repository()
-        self.data.mkdir(parents=True, exist_ok=True)
-        (self.data / "profiles.toml").write_text(
-            "[profiles.marker]\n"
-            'argv = ["/bin/sh", "-c", "echo agent $$ in $PWD >> AGENT-WAS-HERE"]\n'
-        )
-        self._temporal.start()
+        self.prepare()
+        if self.temporal is not None:
+            self.temporal.start()
         self._onceborn("db", "upgrade")
         self.workspace_id = json.loads(self._onceborn("workspace", "create", "demo", "--json"))[
             "id"
@@ -81,8 +82,7 @@ class Stage:
         made = self._onceborn("token", "create", self.workspace_id, "--name", "demo", "--json")
         self.token = json.loads(made)["token"]
         self.worker()
-        api = self.start("api", "api", "--port", "0")
-        self.base = until("the API's address", lambda: self._address(api))
+        self.base = self.api("api")
 
     def down(self) -> None:
         """End what was started, by its own process ID, last first."""
@@ -96,7 +96,13 @@ class Stage:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._temporal.stop()
+        if self.temporal is not None:
+            self.temporal.stop()
+
+    def api(self, name: str, failpoints: str = "") -> str:
+        """An API process; returns its address."""
+        process = self.start(name, "api", "--port", "0", ONCEBORN_FAILPOINTS=failpoints)
+        return until(f"the address of {name}", lambda: self._address(process, name))
 
     def worker(self, failpoints: str = "") -> subprocess.Popen[bytes]:
         """A worker process, ready to work."""
@@ -139,6 +145,15 @@ class Stage:
         """Whether a process has logged an event."""
         return event in (self.folder / f"{name}.log").read_text(errors="replace")
 
+    def prepare(self) -> None:
+        """The folder, the repository, and the profile of an agent that leaves its mark."""
+        self._make_repository()
+        self.data.mkdir(parents=True, exist_ok=True)
+        (self.data / "profiles.toml").write_text(
+            "[profiles.marker]\n"
+            'argv = ["/bin/sh", "-c", "echo agent $$ in $PWD >> AGENT-WAS-HERE"]\n'
+        )
+
     def _make_repository(self) -> None:
         self.repository.mkdir(parents=True)
         git("init", "-q", "-b", "trunk", cwd=self.repository)
@@ -158,6 +173,7 @@ class Stage:
             "ONCEBORN_REPOSITORY_ROOTS": str(self.folder),
             "ONCEBORN_LEASE_S": str(LEASE_S),
             "ONCEBORN_LOG_FORMAT": "json",
+            **self.settings,
             **{name: value for name, value in extra.items() if value},
         }
 
@@ -173,10 +189,11 @@ class Stage:
             raise Unexpected(f"onceborn {' '.join(arguments)}: {done.stderr}")
         return done.stdout
 
-    def _address(self, api: subprocess.Popen[bytes]) -> str | None:
+    def _address(self, api: subprocess.Popen[bytes], name: str) -> str | None:
+        log = self.folder / f"{name}.log"
         if api.poll() is not None:
-            raise Unexpected(f"the API ended with {api.returncode}; see {self.folder}/api.log")
-        for line in (self.folder / "api.log").read_text(errors="replace").splitlines():
+            raise Unexpected(f"{name} ended with {api.returncode}; see {log}")
+        for line in log.read_text(errors="replace").splitlines():
             if '"api.listening"' in line:
                 return str(json.loads(line)["url"])
         return None
@@ -188,11 +205,14 @@ class Stage:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.Client(base_url=self.base, headers=headers, timeout=PATIENCE_S)
 
-    def create(self, external_id: str, **body: Any) -> httpx.Response:
-        """POST /api/v1/tasks."""
-        body = {"external_id": external_id, **body}
+    def create(
+        self, external_id: str | None, *, base: str | None = None, **body: Any
+    ) -> httpx.Response:
+        """POST /api/v1/tasks, to the API at ``base`` if there are several."""
+        if external_id is not None:
+            body["external_id"] = external_id
         with self.client() as client:
-            return client.post("/api/v1/tasks", json=body)
+            return client.post(f"{base or self.base}/api/v1/tasks", json=body)
 
     def progress(self, task_id: str) -> dict[str, Any]:
         """GET /api/v1/tasks/{id}/creation."""
@@ -213,20 +233,28 @@ class Stage:
 
     def query(self, statement: str, **parameters: Any) -> list[dict[str, Any]]:
         """A look of our own into the ledger."""
-        engine = create_engine(f"sqlite:///{self.data / 'ledger.db'}")
+        engine = self._engine()
         with engine.connect() as connection:
             found = [dict(row._mapping) for row in connection.execute(text(statement), parameters)]
         engine.dispose()
         return found
+
+    def _engine(self) -> Engine:
+        url = make_url(self.settings.get("DATABASE_URL", f"sqlite:///{self.data / 'ledger.db'}"))
+        if url.get_backend_name() == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        return create_engine(url)
 
     def digest(self) -> str:
         """Everything that a create could touch: each table, the clones and the worktrees.
 
         The workers' own sign of life (table hosts) is left out.
         """
-        names = self.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        engine = self._engine()
+        names = sorted(inspect(engine).get_table_names())
+        engine.dispose()
         sha = hashlib.sha256()
-        for name in (row["name"] for row in names if row["name"] != "hosts"):
+        for name in (name for name in names if name != "hosts"):
             rows = self.query(f"SELECT * FROM {name}")
             sha.update(repr((name, sorted(map(repr, rows)))).encode())
         for root in ("repositories", "worktrees", "runs"):

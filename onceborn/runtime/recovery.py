@@ -27,6 +27,12 @@ class Owned:
     operation_id: str
     fence: int
     host_id: str
+    task_id: str
+    workspace_id: str
+
+
+_o = t.operations.c
+_OWNED = (_o.id, _o.fence, _o.host_id, _o.task_id, _o.workspace_id)
 
 
 class Recovery:
@@ -60,11 +66,11 @@ class Recovery:
                     owner=self._owner,
                     lease_until=self._database.clock.in_ms(self._limits.lease_ms),
                 )
-                .returning(o.host_id)
-            ).scalar_one_or_none()
+                .returning(*_OWNED)
+            ).one_or_none()
             if taken is None:
                 raise self._refusal(connection, handle)
-        return Owned(handle.operation_id, 1, taken)
+            return Owned(*taken)
 
     def _refusal(
         self, connection: Connection, handle: CreationHandle
@@ -111,7 +117,7 @@ class Recovery:
                     owner=self._owner,
                     lease_until=self._database.clock.in_ms(self._limits.lease_ms),
                 )
-                .returning(o.id, o.fence, o.host_id)
+                .returning(*_OWNED)
             )
             return [Owned(*row) for row in rows]
 

@@ -36,7 +36,8 @@ HEARTBEAT_LIMIT: Final = timedelta(seconds=6)
 SCHEDULE_LIMIT: Final = timedelta(seconds=60)
 FAILURES_IN_A_ROW: Final = 5
 SHORTEST_WAIT_MS: Final = 50
-LONGEST_BUSY_WAIT_MS: Final = 2_000
+SHORTEST_BUSY_WAIT_MS: Final = 50
+LONGEST_BUSY_WAIT_MS: Final = 500
 
 
 @workflow.defn(name="creation", failure_exception_types=[Exception])
@@ -77,8 +78,11 @@ class CreationWorkflow:
             return await self._after_failure(ref, error)
         self._failures = 0
         if looked.busy:
+            # Somebody works on the same clone. Waiting here takes no slot; the jitter lets many who
+            # wait for one lock come back one after the other.
+            longest = min(SHORTEST_BUSY_WAIT_MS * 1.5**self._busy, LONGEST_BUSY_WAIT_MS)
             self._busy += 1
-            wait_ms = min(100 * 2**self._busy, LONGEST_BUSY_WAIT_MS)
+            wait_ms = workflow.random().uniform(longest / 2, longest)
             await workflow.sleep(timedelta(milliseconds=wait_ms))
             return await self._read("look", ref)
         self._busy = 0

@@ -1,4 +1,4 @@
-"""Starting an admitted run in Temporal: by the creation that admitted it, or by the sweep."""
+"""Starting in Temporal what the ledger holds: a creation under its fence, an admitted run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import asyncio
 
 from ..runtime.ledger import runs
 from ..runtime.ledger.database import Database
+from ..runtime.recovery import Owned
 from .engine import Engine, host_queue
+
+
+async def start(engine: Engine, owned: Owned) -> None:
+    """Start the workflow of an operation that this process has just become the owner of.
+
+    Raises:
+        EngineUnavailable: the sweep claims it again when its lease has ended.
+    """
+    await engine.start_creation(
+        owned.operation_id,
+        owned.fence,
+        host_queue(owned.host_id),
+        task_id=owned.task_id,
+        workspace_id=owned.workspace_id,
+    )
 
 
 async def dispatch(engine: Engine, database: Database, run_id: str, host_id: str) -> None:

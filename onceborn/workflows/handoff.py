@@ -21,7 +21,8 @@ from ..runtime.protocol.errors import EngineUnavailable, FenceLost
 from ..runtime.protocol.handle import CreationHandle
 from ..runtime.protocol.states import OperationState, Outcome
 from ..runtime.recovery import Recovery
-from .engine import Engine, creation_id, host_queue
+from .dispatch import start
+from .engine import Engine, creation_id
 
 log = structlog.get_logger(__name__)
 
@@ -60,9 +61,7 @@ class Handoff:
         except FenceLost:
             log.info("handoff.sweep_was_first", operation=handle.operation_id)
             return
-        await self._engine.start_creation(
-            owned.operation_id, owned.fence, host_queue(owned.host_id)
-        )
+        await start(self._engine, owned)
 
     async def settled(self, operation_id: str) -> Settled:
         """Wait, however long, until the creation is completed or aborted.

@@ -18,13 +18,14 @@ from ..runtime.ledger import hosts, runs
 from ..runtime.ledger.database import Database
 from ..runtime.protocol.errors import ConfigurationError, OncebornError
 from ..runtime.recovery import Owned, Recovery
-from .dispatch import dispatch
+from .dispatch import dispatch, start
 from .engine import Engine, host_queue
 
 log = structlog.get_logger(__name__)
 
 PASS_LIMIT_S: Final = 30.0
 HOST_SEEN_EVERY_S: Final = 5.0
+RUNS_EVERY_S: Final = 30.0
 RUNS_A_PASS: Final = 100
 
 
@@ -48,7 +49,7 @@ class Sweep:
         self._host_name = host_name
         self._free_slots = free_slots
         self._interval_s = interval_s
-        self._seen_at = 0.0
+        self._done_at: dict[str, float] = {}
 
     async def run(self) -> None:
         """Pass after pass until cancelled; a pass that fails is logged and tried again.
@@ -81,16 +82,30 @@ class Sweep:
         taken = await asyncio.to_thread(self._claim)
         for owned in taken:
             log.info("sweep.taken", operation=owned.operation_id, fence=owned.fence)
-            await self._engine.start_creation(
-                owned.operation_id, owned.fence, host_queue(owned.host_id)
-            )
+            await start(self._engine, owned)
         for run_id in await asyncio.to_thread(self._undispatched):
             await dispatch(self._engine, self._database, run_id, self._host_id)
+        await self._restart_runs()
         return len(taken)
 
+    async def _restart_runs(self) -> None:
+        # A run whose workflow Temporal has lost is supervised on: starting it again adopts the
+        # agent that lives, and is nothing where the workflow is there.
+        if not self._due("runs", RUNS_EVERY_S):
+            return
+        after = ""
+        while batch := await asyncio.to_thread(self._open_runs, after):
+            for run_id in batch:
+                await self._engine.start_run(run_id, host_queue(self._host_id))
+            after = batch[-1]
+        self._done_at["runs"] = asyncio.get_running_loop().time()
+
+    def _due(self, what: str, every_s: float) -> bool:
+        done_at = self._done_at.get(what)
+        return done_at is None or asyncio.get_running_loop().time() - done_at >= every_s
+
     async def _note_host(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._seen_at and now - self._seen_at < HOST_SEEN_EVERY_S:
+        if not self._due("host", HOST_SEEN_EVERY_S):
             return
         if not await asyncio.to_thread(self._seen):
             raise ConfigurationError(
@@ -98,7 +113,7 @@ class Sweep:
                 " Start a new host with an empty data folder.",
                 host=self._host_id,
             )
-        self._seen_at = now
+        self._done_at["host"] = asyncio.get_running_loop().time()
 
     def _seen(self) -> bool:
         with self._database.transaction("host.seen") as connection:
@@ -115,6 +130,10 @@ class Sweep:
         if free <= 0 or not self._recovery.any_due(self._host_id):
             return []
         return self._recovery.claim(self._host_id, free)
+
+    def _open_runs(self, after: str) -> list[str]:
+        with self._database.reading() as connection:
+            return runs.open_runs(connection, self._host_id, RUNS_A_PASS, after=after)
 
     def _undispatched(self) -> list[str]:
         with self._database.reading() as connection:

@@ -24,7 +24,7 @@ _LIVE_TOKEN = (
 )
 
 
-def live_token(connection: Connection, token_hash: str) -> Row[Any] | None:
+def live_token(connection: Connection, token_hash: str) -> Row[*tuple[Any, ...]] | None:
     """The token that is not revoked: id, workspace_id, role, deleted_at of its workspace."""
     return connection.execute(_LIVE_TOKEN, {"token_hash": token_hash}).one_or_none()
 
@@ -75,7 +75,7 @@ def token_exists(connection: Connection, token_id: str) -> bool:
     return found.one_or_none() is not None
 
 
-def list_tokens(connection: Connection, workspace_id: str) -> Sequence[Row[Any]]:
+def list_tokens(connection: Connection, workspace_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
     """The tokens of a workspace, oldest first, without anything that could authenticate."""
     columns = (tokens.c.id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)
     return connection.execute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, select
 
 from ..ids import new_id
 from ..protocol.canonical import canonical_text
@@ -22,7 +22,20 @@ def quarantine(
     kind: str,
     proof: dict[str, Any],
 ) -> str:
-    """Record that something of ours stays, until an operator purges this entry by its ID."""
+    """Record that something of ours stays, until an operator purges this entry by its ID.
+
+    The caller holds the operation. The same proof again is the same entry: an attempt that died
+    between keeping a thing and recording it is followed by one that finds it kept.
+    """
+    document = canonical_text(proof)
+    c = t.cleanup_jobs.c
+    held = connection.execute(
+        select(c.id).where(
+            c.operation_id == operation_id, c.step_key == step_key, c.proof == document
+        )
+    ).scalar_one_or_none()
+    if held is not None:
+        return str(held)
     job_id = new_id("cln")
     connection.execute(
         insert(t.cleanup_jobs).values(
@@ -32,7 +45,7 @@ def quarantine(
             host_id=host_id,
             kind=kind,
             state="quarantined",
-            proof=canonical_text(proof),
+            proof=document,
             created_at=database.clock.now(),
         )
     )

@@ -116,9 +116,7 @@ def _step_rows(plan: Plan) -> list[dict[str, Any]]:
                 "kind": step.kind,
                 "request": canonical_text(step.request.model_dump(mode="json")),
                 "request_hash": digest,
-                "idempotency_key": idempotency_key(
-                    plan.operation_id, step.kind, step.key, digest
-                ),
+                "idempotency_key": idempotency_key(plan.operation_id, step.kind, step.key, digest),
                 "state": StepState.PLANNED,
                 "compensation": CompensationState.NONE,
             }

@@ -8,6 +8,7 @@ COMMITTED on PostgreSQL, where the first statement takes the row lock that the l
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -30,6 +31,18 @@ from ..failpoints import failpoint
 from ..protocol.errors import ConfigurationError, DatabaseUnavailable
 
 BUSY_TIMEOUT_MS: Final = 10_000
+
+_SQLITE_OUT_OF_REACH: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 
 
 class _DatabaseNow(ColumnElement[int]):
@@ -155,9 +168,11 @@ def _translate(error: exc.DBAPIError) -> Exception:
     # that the caller decides by the constraint's name.
     if error.connection_invalidated or isinstance(error, exc.InterfaceError):
         return DatabaseUnavailable()
-    if isinstance(error, exc.OperationalError):
-        return DatabaseUnavailable()
-    return error
+    if not isinstance(error, exc.OperationalError):
+        return error
+    # SQLite calls a missing table operational too; only these are the file's or the lock's state.
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return DatabaseUnavailable() if code is None or code & 0xFF in _SQLITE_OUT_OF_REACH else error
 
 
 def _postgresql(url: Any, pool_size: int) -> Engine:

@@ -31,7 +31,7 @@ _AFTER = (
 
 def events_after(
     connection: Connection, workspace_id: str, after: int = 0, limit: int = 100
-) -> Sequence[Row[Any]]:
+) -> Sequence[Row[*tuple[Any, ...]]]:
     """Events with a feed number above ``after``, in order: at most ``limit`` of them."""
     return connection.execute(
         _AFTER, {"workspace_id": workspace_id, "after": after, "limit": limit}

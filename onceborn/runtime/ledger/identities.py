@@ -20,9 +20,7 @@ class Holder:
 
 
 _HOLDER = (
-    select(
-        t.tasks.c.id, t.tasks.c.operation_id, t.tasks.c.complete, t.operations.c.manifest_hash
-    )
+    select(t.tasks.c.id, t.tasks.c.operation_id, t.tasks.c.complete, t.operations.c.manifest_hash)
     .join_from(t.tasks, t.operations, t.tasks.c.operation_id == t.operations.c.id)
     .where(
         t.tasks.c.workspace_id == bindparam("workspace_id"),

@@ -86,9 +86,7 @@ def claim(
         FenceLost: the operation has another owner.
         StaleExpectation: the step is no longer as the snapshot showed it.
     """
-    operations.hold(
-        connection, database, expected.operation_id, expected.fence, lease_ms=lease_ms
-    )
+    operations.hold(connection, database, expected.operation_id, expected.fence, lease_ms=lease_ms)
     made = Claim(
         expected.operation_id, expected.step_key, expected.fence, secrets.token_hex(16), undo
     )
@@ -201,9 +199,7 @@ def fail(
     )
 
 
-def settle_row(
-    connection: Connection, expected: Expected, state: StepState, **values: Any
-) -> None:
+def settle_row(connection: Connection, expected: Expected, state: StepState, **values: Any) -> None:
     """Move a row-only step straight to its end; the caller holds the operation.
 
     Raises:

@@ -111,7 +111,7 @@ _RUN_OF_TASK = (
 )
 
 
-def task(connection: Connection, workspace_id: str, task_id: str) -> Row[Any] | None:
+def task(connection: Connection, workspace_id: str, task_id: str) -> Row[*tuple[Any, ...]] | None:
     """One task with what was proven for it, preparing ones too."""
     return connection.execute(
         _ONE, {"workspace_id": workspace_id, "task_id": task_id}
@@ -120,21 +120,23 @@ def task(connection: Connection, workspace_id: str, task_id: str) -> Row[Any] | 
 
 def page(
     connection: Connection, workspace_id: str, *, before: int, limit: int
-) -> Sequence[Row[Any]]:
+) -> Sequence[Row[*tuple[Any, ...]]]:
     """Complete tasks whose list position is below ``before``, the latest first."""
     return connection.execute(
         _PAGE, {"workspace_id": workspace_id, "before": before, "limit": limit}
     ).all()
 
 
-def operation(connection: Connection, workspace_id: str, task_id: str) -> Row[Any] | None:
+def operation(
+    connection: Connection, workspace_id: str, task_id: str
+) -> Row[*tuple[Any, ...]] | None:
     """The creation of a task; it stays when the creation was aborted and the task is gone."""
     return connection.execute(
         _OPERATION, {"workspace_id": workspace_id, "task_id": task_id}
     ).one_or_none()
 
 
-def steps_of(connection: Connection, operation_id: str) -> Sequence[Row[Any]]:
+def steps_of(connection: Connection, operation_id: str) -> Sequence[Row[*tuple[Any, ...]]]:
     """The steps in the plan's order."""
     return connection.execute(_STEPS, {"operation_id": operation_id}).all()
 

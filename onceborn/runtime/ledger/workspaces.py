@@ -29,12 +29,12 @@ def any_workspace(connection: Connection) -> bool:
     return connection.execute(select(workspaces.c.id).limit(1)).first() is not None
 
 
-def live_workspaces(connection: Connection) -> Sequence[Row[Any]]:
+def live_workspaces(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
     """id, name, created_at and capacity of every workspace that is not deleted, oldest first."""
     return connection.execute(_live().order_by(workspaces.c.created_at, workspaces.c.id)).all()
 
 
-def named(connection: Connection, reference: str) -> Sequence[Row[Any]]:
+def named(connection: Connection, reference: str) -> Sequence[Row[*tuple[Any, ...]]]:
     """The workspaces, not deleted, whose ID or name is ``reference``."""
     return connection.execute(
         _live().where(or_(workspaces.c.id == reference, workspaces.c.name == reference))
