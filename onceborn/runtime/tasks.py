@@ -181,7 +181,7 @@ def progress(database: Database, workspace_id: str, task_id: str) -> Progress:
 # -- from rows ------------------------------------------------------------------------------------
 
 
-def _task(row: Row[Any]) -> TaskView:
+def _task(row: Row[*tuple[Any, ...]]) -> TaskView:
     repositories, session_id = _proven(row.proven, row.attach_requests)
     run_id, _, run_state = (row.run or "").partition(" ")
     return TaskView(
@@ -227,7 +227,7 @@ def _proven(
     return repositories, session
 
 
-def _step(row: Row[Any]) -> StepProgress:
+def _step(row: Row[*tuple[Any, ...]]) -> StepProgress:
     return StepProgress(
         key=row.step_key,
         kind=row.kind,
