@@ -18,7 +18,7 @@ from ..runtime.protocol.errors import FenceLost
 from ..runtime.protocol.evidence import Evidence
 from ..runtime.protocol.plan import STEP_REQUEST
 from ..runtime.protocol.states import CompensationState, StepState
-from .kind import Host, Step, Transferred, World
+from .kind import Host, Step, World
 
 RENEW_EVERY_S: Final = 10.0
 
@@ -100,11 +100,20 @@ class Attempt:
         with self._database.transaction("step.record") as connection:
             steps.fail(connection, self._database, self._claim, failure, self._limits.lease_ms)
 
-    def undone(self, state: CompensationState, proof: dict[str, Any]) -> None:
+    def undone(self, proof: dict[str, Any]) -> None:
         with self._database.transaction("undo.record") as connection:
-            steps.undone(
-                connection, self._database, self._claim, state, proof, self._limits.lease_ms
-            )
+            self._undone(connection, CompensationState.COMPENSATED, proof)
+
+    def transferred(self, kind: str, proof: dict[str, Any]) -> None:
+        """What stays, and that it is handed over, in one transaction."""
+        with self._database.transaction("undo.record") as connection:
+            self._undone(connection, CompensationState.TRANSFERRED, proof)
+            self._quarantine(connection, kind, proof)
+
+    def _undone(
+        self, connection: Connection, state: CompensationState, proof: dict[str, Any]
+    ) -> None:
+        steps.undone(connection, self._database, self._claim, state, proof, self._limits.lease_ms)
 
     def undo_later(self, state: CompensationState, reason: dict[str, Any], delay_ms: int) -> None:
         with self._database.transaction("undo.record") as connection:
@@ -118,18 +127,21 @@ class Attempt:
                 self._limits.lease_ms,
             )
 
-    def quarantine(self, kind: str, transferred: Transferred) -> None:
+    def quarantine(self, kind: str, proof: dict[str, Any]) -> None:
         """Record what stays, in a transaction that still holds the step."""
         with self.transaction() as connection:
-            cleanup.quarantine(
-                connection,
-                self._database,
-                operation_id=self._claim.operation_id,
-                step_key=self._claim.step_key,
-                host_id=self._host.host_id,
-                kind=kind,
-                proof=dict(transferred.proof),
-            )
+            self._quarantine(connection, kind, proof)
+
+    def _quarantine(self, connection: Connection, kind: str, proof: dict[str, Any]) -> None:
+        cleanup.quarantine(
+            connection,
+            self._database,
+            operation_id=self._claim.operation_id,
+            step_key=self._claim.step_key,
+            host_id=self._host.host_id,
+            kind=kind,
+            proof=proof,
+        )
 
 
 def step_of(row: Row[Any]) -> Step[Any]:

@@ -231,8 +231,8 @@ class Driver:
         match self._undo(kind, step, world):
             case Compensated(proof):
                 self._not_there(attempt, order, cause, dict(proof), tries)
-            case Transferred(proof) as moved:
-                attempt.quarantine(kind.name, moved)
+            case Transferred(proof):
+                attempt.quarantine(kind.name, dict(proof))
                 self._not_there(attempt, order, cause, dict(proof), tries)
             case Undetermined(reason):
                 failure = _failure(cause, "step.undetermined", reason, {})
@@ -252,10 +252,9 @@ class Driver:
         failpoint(f"{kind.name}.undone")
         match undone:
             case Compensated(proof):
-                attempt.undone(CompensationState.COMPENSATED, dict(proof))
+                attempt.undone(dict(proof))
             case Transferred(proof):
-                attempt.quarantine(kind.name, undone)
-                attempt.undone(CompensationState.TRANSFERRED, dict(proof))
+                attempt.transferred(kind.name, dict(proof))
             case Undetermined(reason):
                 delay = self._delay_ms(order.expected.undo_attempt + 1)
                 attempt.undo_later(CompensationState.UNKNOWN, {"reason": reason}, delay)
