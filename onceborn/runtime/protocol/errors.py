@@ -143,7 +143,7 @@ class DispatchContended(OncebornError):
 
 
 class SchemaUnattested(OncebornError):
-    """The database schema does not prove that identities are unique; see `onceborn doctor`."""
+    """The database schema does not prove that identities are unique; GET /readyz says why."""
 
     code = "identity_schema_unattested"
     http_status = 503
