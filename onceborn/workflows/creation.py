@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, TimeoutType, is_cancelled_exception
+from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
     from ..runtime.protocol import rules
@@ -125,6 +126,10 @@ class CreationWorkflow:
     async def _after_failure(self, ref: OperationRef, error: ActivityError) -> Looked:
         # What the attempt did is not known; the ledger and the world say. Bounded, so that a fault
         # that nobody foresaw ends here, is claimed again, and parks in time.
+        cause = error.cause
+        queued = isinstance(cause, ActivityTimeout) and cause.type is TimeoutType.SCHEDULE_TO_START
+        if queued:  # every slot was busy: nothing was tried
+            return await self._read("look", ref)
         self._failures += 1
         if self._failures > FAILURES_IN_A_ROW:
             raise error

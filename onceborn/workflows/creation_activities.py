@@ -6,10 +6,12 @@ All that have an effect are sync and run in the worker's threads; none is repeat
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from temporalio import activity
@@ -21,6 +23,7 @@ from ..runtime.completion import Completion
 from ..runtime.ledger import operations, steps
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.operations import Limits
+from ..runtime.protocol import rules
 from ..runtime.protocol.errors import AbortRefused, CompletionRefused, FenceLost
 from ..runtime.protocol.orders import (
     Looked,
@@ -36,6 +39,9 @@ from .dispatch import dispatch
 from .engine import Engine
 
 log = structlog.get_logger(__name__)
+
+ACTIVE_FOR_S: Final = 90.0
+"""Longer than a step may wait for a slot (``SCHEDULE_LIMIT``)."""
 
 
 class CreationActivities:
@@ -57,9 +63,19 @@ class CreationActivities:
         self._limits = limits
         self._host_id = host_id
         self._completion = Completion(database, limits)
+        self._active: dict[str, float] = {}
         self._lock = threading.Lock()
-        self.in_flight = 0
-        """Activities that run now: what the sweep's free slots are counted from."""
+
+    def active(self) -> int:
+        """Creations that this worker is driving: what the sweep's free slots are counted from.
+
+        One that waits for a thread or a lock is driven too. One that was not heard of for a while
+        (its workflow was ended from outside, say) is not.
+        """
+        oldest = time.monotonic() - ACTIVE_FOR_S
+        with self._lock:
+            self._active = {k: seen for k, seen in self._active.items() if seen >= oldest}
+            return len(self._active)
 
     def all(self) -> list[Callable[..., Any]]:
         """Every activity, to be registered with a worker."""
@@ -87,10 +103,10 @@ class CreationActivities:
     ) -> Callable[[OperationRef], Looked]:
         @activity.defn(name=name, no_thread_cancel_exception=True)
         def read(ref: OperationRef) -> Looked:
-            with self._counted():
+            with self._noted(ref.operation_id):
                 if first is not None:
                     first(ref)
-                return self._driver.look(ref.operation_id, ref.fence)
+                return self._settle_activity(self._driver.look(ref.operation_id, ref.fence))
 
         return read
 
@@ -99,8 +115,8 @@ class CreationActivities:
 
         @activity.defn(name=step_order_name(verb, kind), no_thread_cancel_exception=True)
         def drive(order: StepOrder) -> Looked:
-            with self._counted():
-                return self._driver.drive(order, beat)
+            with self._noted(order.operation_id):
+                return self._settle_activity(self._driver.drive(order, beat))
 
         return drive
 
@@ -109,13 +125,13 @@ class CreationActivities:
     ) -> Callable[[SettleOrder], Looked]:
         @activity.defn(name=name, no_thread_cancel_exception=True)
         def settle(order: SettleOrder) -> Looked:
-            with self._counted():
+            with self._noted(order.operation_id):
                 try:
                     move(order)
                 except (FenceLost, AbortRefused) as refusal:
                     # Somebody else moved it, or a lost answer had: the snapshot says what is true.
                     log.info("move.refused", operation=order.operation_id, code=refusal.code)
-                return self._driver.look(order.operation_id, order.fence)
+                return self._settle_activity(self._driver.look(order.operation_id, order.fence))
 
         return settle
 
@@ -123,19 +139,29 @@ class CreationActivities:
         @activity.defn(name="dispatch_run")
         async def dispatch_run(order: SettleOrder) -> Looked:
             await dispatch(self._engine, self._database, order.detail, self._host_id)
-            return await asyncio.to_thread(self._driver.look, order.operation_id, order.fence)
+            return self._settle_activity(
+                await asyncio.to_thread(self._driver.look, order.operation_id, order.fence)
+            )
 
         return dispatch_run
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _noted(self, operation_id: str) -> Iterator[None]:
         with self._lock:
-            self.in_flight += 1
+            self._active[operation_id] = math.inf  # for as long as it runs
         try:
             yield
         finally:
             with self._lock:
-                self.in_flight -= 1
+                if operation_id in self._active:
+                    self._active[operation_id] = time.monotonic()
+
+    def _settle_activity(self, looked: Looked) -> Looked:
+        # One that waits for its due time takes no slot either, and its lease covers the wait.
+        if isinstance(rules.next_action(looked.snapshot), rules.Stop | rules.Wait):
+            with self._lock:
+                self._active.pop(looked.snapshot.operation_id, None)
+        return looked
 
     # -- the moves ----------------------------------------------------------------------------
 

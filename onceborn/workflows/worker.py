@@ -79,7 +79,7 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
         engine,
         host.host_id,
         socket.gethostname(),
-        lambda: settings.slots - activities.in_flight,
+        lambda: settings.slots - activities.active(),
         settings.sweep_interval_s,
     )
     # The first pass comes before the first poll: what a dead owner left is taken over under a new
