@@ -9,7 +9,7 @@ step is worth is always decided by an observation, never by what ``perform`` sai
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -52,9 +52,16 @@ class Driver:
     """Carries out orders on one host. Safe to share between threads."""
 
     def __init__(
-        self, database: Database, host: Host, locks: HostLocks, limits: Limits, settings: Settings
+        self,
+        database: Database,
+        host: Host,
+        locks: HostLocks,
+        limits: Limits,
+        settings: Settings,
+        host_kinds: Mapping[str, HostKind[Any]] = HOST_KINDS,
     ) -> None:
         self._database = database
+        self._host_kinds = host_kinds
         self._host = host
         self._locks = locks
         self._limits = limits
@@ -98,7 +105,7 @@ class Driver:
         if row.kind in ROW_ONLY_KINDS:
             self._rows.carry_out(step_of(row), row.kind, expected, order.verb)
             return True
-        kind, step = HOST_KINDS[row.kind], step_of(row)
+        kind, step = self._host_kinds[row.kind], step_of(row)
         failpoint(f"{row.kind}.lock")
         with self._locks.try_lock(kind.resource(step)) as lock:
             if lock is None:

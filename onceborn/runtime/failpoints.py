@@ -22,6 +22,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
 _POINTS: Final = _parse(os.environ.get("ONCEBORN_FAILPOINTS", ""))
 _hits: Final[Counter[str]] = Counter()
 _lock: Final = threading.Lock()
+_watch: Callable[[str], None] | None = None
 
 
 def configure(text: str) -> None:
@@ -51,8 +53,19 @@ def configure(text: str) -> None:
     _POINTS.update(_parse(text))
 
 
+def watch(hook: Callable[[str], None] | None) -> None:
+    """Have every boundary of this process call ``hook`` with its name; ``None`` ends it (tests).
+
+    What the hook raises is raised at the boundary.
+    """
+    global _watch
+    _watch = hook
+
+
 def failpoint(name: str) -> None:
     """Mark a boundary."""
+    if _watch is not None:
+        _watch(name)
     if _POINTS and name in _POINTS:
         _fire(name)
 
