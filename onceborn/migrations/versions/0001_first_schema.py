@@ -317,16 +317,46 @@ def upgrade() -> None:
         sa.Column("kind", KEY, nullable=False),
         sa.Column("state", KEY, nullable=False),
         sa.Column("proof", sa.Text(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("due_at", sa.BigInteger(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("claim_token", KEY, nullable=True),
+        sa.Column("lease_until", sa.BigInteger(), nullable=True),
+        sa.Column("result", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_cleanup_jobs"),
         sa.ForeignKeyConstraint(
             ["operation_id"], ["operations.id"], name="fk_cleanup_jobs_operation_id"
         ),
         sa.CheckConstraint(
-            "state IN ('quarantined', 'pending', 'done')", name="ck_cleanup_jobs_state"
+            "state IN ('quarantined', 'pending', 'done', 'purged')", name="ck_cleanup_jobs_state"
         ),
     )
     _index("ix_cleanup_jobs_operation_id", "cleanup_jobs", "operation_id")
+    _index(
+        "ix_cleanup_jobs_pending", "cleanup_jobs", "host_id", "due_at", where="state = 'pending'"
+    )
+
+    op.create_table(
+        "operator_actions",
+        sa.Column("id", KEY, nullable=False),
+        sa.Column("workspace_id", KEY, nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("action", KEY, nullable=False),
+        sa.Column("operation_id", KEY, nullable=False),
+        sa.Column("entry_id", KEY, nullable=True),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_operator_actions"),
+        sa.ForeignKeyConstraint(
+            ["workspace_id"], ["workspaces.id"], name="fk_operator_actions_workspace_id"
+        ),
+        sa.ForeignKeyConstraint(
+            ["operation_id"], ["operations.id"], name="fk_operator_actions_operation_id"
+        ),
+    )
+    _index("ix_operator_actions_operation_id", "operator_actions", "operation_id")
 
 
 def downgrade() -> None:

@@ -308,7 +308,8 @@ outbox = Table(
 )
 
 cleanup_jobs = Table(
-    # What could not be undone safely: kept with its full proof until an operator purges it.
+    # What an undoing left: kept with its full proof until an operator purges it (quarantined), or
+    # ours and clean but not removable then, and tried again by the sweep of its host (pending).
     "cleanup_jobs",
     metadata,
     Column("id", KEY, primary_key=True),
@@ -318,7 +319,39 @@ cleanup_jobs = Table(
     Column("kind", KEY, nullable=False),
     Column("state", KEY, nullable=False),
     Column("proof", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("due_at", BigInteger),
+    Column("last_error", Text),
+    # Who works on it now: an attempt of the sweep, or an operator's purge.
+    Column("claim_token", KEY),
+    Column("lease_until", BigInteger),
+    Column("result", Text),
     Column("created_at", BigInteger, nullable=False),
-    CheckConstraint("state IN ('quarantined', 'pending', 'done')", name="state"),
+    Column("finished_at", BigInteger),
+    CheckConstraint("state IN ('quarantined', 'pending', 'done', 'purged')", name="state"),
     Index("ix_cleanup_jobs_operation_id", "operation_id"),
+)
+PENDING_CLEANUP = "state = 'pending'"
+Index(
+    # What the sweep looks for: it holds pending jobs only.
+    "ix_cleanup_jobs_pending",
+    cleanup_jobs.c.host_id,
+    cleanup_jobs.c.due_at,
+    postgresql_where=text(PENDING_CLEANUP),
+    sqlite_where=text(PENDING_CLEANUP),
+)
+
+operator_actions = Table(
+    # What operators changed: written in the transaction that makes it true, never changed.
+    "operator_actions",
+    metadata,
+    Column("id", KEY, primary_key=True),
+    Column("workspace_id", KEY, ForeignKey(workspaces.c.id), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", KEY, nullable=False),
+    Column("operation_id", KEY, ForeignKey(operations.c.id), nullable=False),
+    Column("entry_id", KEY),
+    Column("detail", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Index("ix_operator_actions_operation_id", "operation_id"),
 )
