@@ -47,6 +47,8 @@ LOCK_PATIENCE_S: Final = 2.0
 
 _SHIM: Final = Path(shim.__file__).parent / "__main__.py"
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
+_TO_SHIM: Final = ("ONCEBORN_FAILPOINTS", "ONCEBORN_FAILPOINTS_RECORD")
+"""What is for the shim alone; no agent gets it."""
 
 
 class NotLaunched(OncebornError):
@@ -122,7 +124,9 @@ def bar(host: Host, run_id: str) -> Look:
         _prepare_directory(directory)
         with locked(directory) as mine:
             if mine and read_json(directory / "started.json") is None:
+                failpoint("agent.bar")
                 write_durably(str(directory), "launch.json", b'{"token":null}')
+                failpoint("agent.barred")
     except OSError as error:
         raise NotLaunched(f"the run's folder could not be written: {error}") from error
     return settle(directory)
@@ -139,6 +143,7 @@ def settle(directory: Path) -> Look:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[bool]:
     """The run's lock, on a descriptor of its own; False where it stays busy."""
+    failpoint("agent.lock")
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + LOCK_PATIENCE_S
@@ -195,7 +200,7 @@ def _filled(argument: str, fill: Mapping[str, str]) -> str:
 
 def _spawn(directory: Path, what: Launch) -> int | None:
     """Start the shim and wait until it has detached; its code, None where it takes too long."""
-    names = (*BASE_ENVIRONMENT, *what.environment, "ONCEBORN_FAILPOINTS")
+    names = (*BASE_ENVIRONMENT, *what.environment, *_TO_SHIM)
     environment = {name: os.environ[name] for name in names if name in os.environ}
     arguments = [sys.executable, "-I", "-S", str(_SHIM), str(directory), what.token]
     failpoint("agent.spawn")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ..runtime.failpoints import failpoint
 from .shim.processes import is_process
 
 State = Literal["absent", "starting", "running", "ended", "lost"]
@@ -73,6 +74,7 @@ def _if_ended(directory: Path) -> Look | None:
 
 
 def _lock_is_held(directory: Path) -> bool:
+    failpoint("agent.look")
     try:
         descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -137,7 +139,9 @@ def stop(directory: Path) -> bool:
     with _process(pid) as handle:
         if handle is None or not is_process(pid, started["shim_start_time"], started["boot_id"]):
             return False
+        failpoint("agent.stop")
         signal.pidfd_send_signal(handle, signal.SIGTERM)
+        failpoint("agent.stopped")
         return True
 
 
@@ -153,6 +157,7 @@ def clear_strays(run_id: str, *, bound_s: float = 10.0) -> tuple[list[int], list
             with _process(pid) as handle:
                 # Looked at again through the handle: a number used again is never signalled.
                 if handle is not None and _carries(pid, run_id):
+                    failpoint("agent.stray")
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                     signalled.add(pid)

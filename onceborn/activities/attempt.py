@@ -18,7 +18,7 @@ from ..runtime.protocol.errors import FenceLost
 from ..runtime.protocol.evidence import Evidence
 from ..runtime.protocol.plan import STEP_REQUEST
 from ..runtime.protocol.states import CompensationState, StepState
-from .kind import Host, Step, World
+from .kind import Disposition, Host, Step, World
 
 RENEW_EVERY_S: Final = 10.0
 
@@ -104,11 +104,13 @@ class Attempt:
         with self._database.transaction("undo.record") as connection:
             self._undone(connection, CompensationState.COMPENSATED, proof)
 
-    def transferred(self, kind: str, proof: dict[str, Any]) -> None:
+    def transferred(
+        self, kind: str, proof: dict[str, Any], disposition: Disposition = "quarantined"
+    ) -> None:
         """What stays, and that it is handed over, in one transaction."""
         with self._database.transaction("undo.record") as connection:
             self._undone(connection, CompensationState.TRANSFERRED, proof)
-            self._quarantine(connection, kind, proof)
+            self._hand_over(connection, kind, proof, disposition)
 
     def _undone(
         self, connection: Connection, state: CompensationState, proof: dict[str, Any]
@@ -130,10 +132,12 @@ class Attempt:
     def quarantine(self, kind: str, proof: dict[str, Any]) -> None:
         """Record what stays, in a transaction that still holds the step."""
         with self.transaction() as connection:
-            self._quarantine(connection, kind, proof)
+            self._hand_over(connection, kind, proof, "quarantined")
 
-    def _quarantine(self, connection: Connection, kind: str, proof: dict[str, Any]) -> None:
-        cleanup.quarantine(
+    def _hand_over(
+        self, connection: Connection, kind: str, proof: dict[str, Any], disposition: Disposition
+    ) -> None:
+        cleanup.hand_over(
             connection,
             self._database,
             operation_id=self._claim.operation_id,
@@ -141,6 +145,7 @@ class Attempt:
             host_id=self._host.host_id,
             kind=kind,
             proof=proof,
+            disposition=disposition,
         )
 
 

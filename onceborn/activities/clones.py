@@ -116,8 +116,10 @@ class Clone:
     def drop_unfinished(self) -> None:
         """Remove what a dead maker left beside the clone's place."""
         if self.unfinished.exists():
+            failpoint("clone.drop")
             self._world.guard()
             shutil.rmtree(self.unfinished)
+            failpoint("clone.dropped")
 
     # -- parts ----------------------------------------------------------------------------------
 

@@ -238,9 +238,14 @@ class Driver:
         match self._undo(kind, step, world):
             case Compensated(proof):
                 self._not_there(attempt, order, cause, dict(proof), tries)
-            case Transferred(proof):
+            case Transferred(proof, "quarantined"):
                 attempt.quarantine(kind.name, dict(proof))
                 self._not_there(attempt, order, cause, dict(proof), tries)
+            case Transferred():
+                # Ours and clean, but not removable now: in the way of another try until it is.
+                reason = "what an earlier try left cannot be removed now"
+                failure = _failure(cause, "step.leftover", reason, {})
+                attempt.wait(StepState.UNKNOWN, failure, self._delay_ms(tries))
             case Undetermined(reason):
                 failure = _failure(cause, "step.undetermined", reason, {})
                 attempt.wait(StepState.UNKNOWN, failure, self._delay_ms(tries))
@@ -260,8 +265,8 @@ class Driver:
         match undone:
             case Compensated(proof):
                 attempt.undone(dict(proof))
-            case Transferred(proof):
-                attempt.transferred(kind.name, dict(proof))
+            case Transferred(proof, disposition):
+                attempt.transferred(kind.name, dict(proof), disposition)
             case Undetermined(reason):
                 delay = self._delay_ms(order.expected.undo_attempt + 1)
                 attempt.undo_later(CompensationState.UNKNOWN, {"reason": reason}, delay)

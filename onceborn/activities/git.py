@@ -151,7 +151,9 @@ class Git:
                 process, input, limit, self._heartbeat or _nothing, stdout_limit, STDERR_LIMIT
             )
         except Overdue as overdue:
+            failpoint("git.overdue")
             stop_group(process)
+            failpoint("git.stopped")
             result = _result(overdue.stdout, overdue.stderr, process.returncode or -1, False)
             raise GitTimedOut(args, result, f"killed after {limit:g} s") from None
         except BaseException:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from ..runtime.failpoints import failpoint
+
 _PASSED_ON: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ",
     "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -89,5 +91,7 @@ def generated_config(data: Path) -> Path:
     fd, name = tempfile.mkstemp(dir=folder, prefix="config.")
     with os.fdopen(fd, "w") as file:
         file.write(_CONFIG)
+    failpoint("gitconfig.publish")
     Path(name).replace(config)
+    failpoint("gitconfig.published")
     return config

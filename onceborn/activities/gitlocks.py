@@ -19,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from ..runtime.failpoints import failpoint
 from . import gitfiles
 from .git import GitError
 from .kind import StepRetry, World
@@ -75,8 +76,10 @@ def _clear_if_stale(lock: Path, clone: Path, world: World) -> bool:
             return True
         if age < STALE_AFTER_S or not owner_is_dead(lock, clone):
             return False
+        failpoint("git.lock_clear")
         world.guard()
         lock.unlink(missing_ok=True)
+        failpoint("git.lock_cleared")
         log.warning("git.stale_lock_cleared", lock=str(lock), age_s=round(age, 1))
         world.warnings.append(f"a stale lock file of git was removed: {lock.name}")
         return True

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from ..runtime.failpoints import failpoint
 from ..runtime.ids import new_id
 from ..runtime.protocol.errors import ConfigurationError
 from ..runtime.settings import Settings
@@ -43,12 +44,14 @@ def _host_id(path: Path) -> str:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     if not path.exists():
         draft.write_text(new_id("hst") + "\n")
+        failpoint("host.name")
         try:
             os.link(draft, path)  # of two workers that start at once, one draws the ID
         except FileExistsError:
             pass
         finally:
             draft.unlink()
+        failpoint("host.named")
     host_id = path.read_text().strip()
     if not _HOST_ID.fullmatch(host_id):
         raise ConfigurationError(f"{path} does not hold a host ID; restore it or use a new folder")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
@@ -84,11 +84,18 @@ class Compensated:
     proof: Mapping[str, Any]
 
 
+Disposition = Literal["quarantined", "pending"]
+"""``quarantined``: it may hold somebody's work; the runtime never touches it again. ``pending``:
+seen to be ours and clean, and only not removable now; undone again later by the same
+``compensate``, which judges it anew. What is not known to be clean is never ``pending``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transferred:
     """Handed to a durable cleanup job: ``proof`` has paths, marks and a list of what is in it."""
 
     proof: Mapping[str, Any]
+    disposition: Disposition = "quarantined"
 
 
 Undone = Compensated | Transferred | Undetermined

@@ -17,7 +17,7 @@ from ..runtime.failpoints import failpoint
 from . import gitfiles
 from .git import Git
 from .gitfiles import ReflogEntry
-from .kind import Host, Step, as_json
+from .kind import Host, Step, World, as_json
 
 
 def intent_file(host: Host, key: str) -> Path:
@@ -25,9 +25,9 @@ def intent_file(host: Host, key: str) -> Path:
     return host.data / "intents" / f"{key}.json"
 
 
-def write_intent(host: Host, step: Step[Any], meant: Mapping[str, Any]) -> None:
+def write_intent(world: World, step: Step[Any], meant: Mapping[str, Any]) -> None:
     """Say durably what this step is about to make; writing it again changes nothing."""
-    file = intent_file(host, step.idempotency_key)
+    file = intent_file(world.host, step.idempotency_key)
     text = as_json(
         {
             "idempotency_key": step.idempotency_key,
@@ -40,6 +40,7 @@ def write_intent(host: Host, step: Step[Any], meant: Mapping[str, Any]) -> None:
     if file.exists() and file.read_text() == text:
         return
     failpoint("intent.before")
+    world.guard()
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
     with unfinished.open("w") as out:
@@ -60,9 +61,12 @@ def read_intent(host: Host, key: str) -> dict[str, Any] | None:
     return document
 
 
-def forget_intent(host: Host, key: str) -> None:
+def forget_intent(world: World, key: str) -> None:
     """What was meant is undone; harmless where there is no intent."""
-    intent_file(host, key).unlink(missing_ok=True)
+    failpoint("intent.forget")
+    world.guard()
+    intent_file(world.host, key).unlink(missing_ok=True)
+    failpoint("intent.forgotten")
 
 
 def sync_folder(folder: Path) -> None:

@@ -52,9 +52,8 @@ class Worktree:
         refused = refusal(seen, step)
         if refused is not None:
             raise refused
-        world.guard()
         ownership.write_intent(
-            world.host,
+            world,
             step,
             {
                 "branch": seen.branch,

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from ..runtime.failpoints import failpoint
 from .git import Git, GitError
 from .gitfiles import Registration
 
@@ -54,8 +55,10 @@ def complete_record(git: Git, registration: Registration) -> None:
     """
     file = registration.admin / "commondir"
     if not file.is_file() or file.stat().st_size == 0:
+        failpoint("worktree.record_complete")
         git.guard()
         file.write_text(_COMMONDIR)
+        failpoint("worktree.record_completed")
 
 
 def _run(git: Git, clone: Path, *command: str) -> None:

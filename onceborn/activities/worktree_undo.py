@@ -127,12 +127,15 @@ class Undoing:
             return None
         if seen.registration is None and not (seen.orphaned and seen.intended):
             if seen.empty and seen.intended:
+                failpoint("worktree.folder_remove")
                 self._world.guard()
                 seen.path.rmdir()
+                failpoint("worktree.folder_removed")
             return None
         if seen.path.is_symlink() or not seen.path.is_dir():
             return None
         folder = trash_folder(self._world.host, self._step.idempotency_key)
+        failpoint("worktree.move_away")
         self._world.guard()
         folder.mkdir(parents=True, exist_ok=True)
         target = _free_name(folder)
@@ -159,8 +162,10 @@ class Undoing:
         folders = look(self._step, self._world.host).trash
         if folders:
             target = folders[-1] / RECORDS
+            failpoint("worktree.records_keep")
             self._world.guard()
             shutil.copytree(registration.admin, target, symlinks=True, dirs_exist_ok=True)
+            failpoint("worktree.records_kept")
 
     def _remove_nameless(self, entry: Path, clone: Path) -> None:
         # It names no path, so it is nobody's worktree; but its maker may be at work on it now.
@@ -168,8 +173,10 @@ class Undoing:
             raise StepRetry(
                 "git.locked", f"a live git process works in {clone}; {entry} is left for now"
             )
+        failpoint("worktree.nameless_remove")
         self._world.guard()
         shutil.rmtree(entry)
+        failpoint("worktree.nameless_removed")
         self._removed.append(str(entry))
 
     # -- branch, trash, result --------------------------------------------------------------------
@@ -187,8 +194,7 @@ class Undoing:
         key = self._step.idempotency_key
         quarantined = sorted(map(str, quarantine_folder(self._world.host, key).glob("*")))
         proof = {**after.facts(), "removed": self._removed, "ownership_key": key}
-        self._world.guard()
-        ownership.forget_intent(self._world.host, key)
+        ownership.forget_intent(self._world, key)
         self._drop_empty_parent(after.path)
         if quarantined:
             return Transferred({**proof, "quarantined": quarantined, "content": stays})
@@ -206,16 +212,20 @@ class Undoing:
         for folder in look(self._step, host).trash:
             findings = [] if folder == self._proven else self._judge_trash(folder)
             if not findings:
+                failpoint("trash.remove")
                 self._world.guard()
                 shutil.rmtree(folder)
+                failpoint("trash.removed")
                 continue
             stays.append({"folder": str(folder), **bounded(findings)})
             if self._may_transfer:
                 quarantine = quarantine_folder(host, key)
+                failpoint("quarantine.keep")
                 self._world.guard()
                 quarantine.mkdir(parents=True, exist_ok=True)
                 target = _free_name(quarantine)
                 folder.rename(target)
+                failpoint("quarantine.kept")
                 stays[-1]["folder"] = str(target)
         if not stays and trash_folder(host, key).exists():
             trash_folder(host, key).rmdir()

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from ..runtime.failpoints import failpoint
 from ..runtime.protocol.errors import ConfigurationError, OncebornError
 from .cli_output import USAGE
 
@@ -60,6 +61,7 @@ class Child:
         deaths = 0
         while not self._stopping.is_set():
             began = loop.time()
+            failpoint("child.spawn")
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._environment,
@@ -68,6 +70,7 @@ class Child:
                 # A Ctrl-C at the terminal is for the supervisor, which ends children in order.
                 start_new_session=True,
             )
+            failpoint("child.spawned")
             _log.info("started", child=self.name, pid=self._process.pid)
             code = await self._process.wait()
             if self._stopping.is_set():

@@ -18,6 +18,7 @@ import structlog
 import typer
 
 from ..runtime import access, workspaces
+from ..runtime.failpoints import failpoint
 from ..runtime.ledger import schema
 from ..runtime.ledger.database import Database
 from ..runtime.protocol.errors import ConfigurationError, OncebornError
@@ -65,6 +66,7 @@ def _folder(data: Path) -> Iterator[None]:
     """The data folder, for one supervisor at a time."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        failpoint("up.lock")
         descriptor = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigurationError(f"{data} cannot be used: {error.strerror}") from None
@@ -73,6 +75,7 @@ def _folder(data: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(f"another `onceborn up` already uses {data}") from None
+        failpoint("up.locked")
         yield
     finally:
         os.close(descriptor)

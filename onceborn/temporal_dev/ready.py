@@ -12,6 +12,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import ConnectConfig, RPCError, ServiceClient
 
+from ..runtime.failpoints import failpoint
 from .address import SEARCH_ATTRIBUTES
 
 _ATTEMPT: Final = timedelta(seconds=2)
@@ -46,6 +47,7 @@ async def _ready(address: str, namespace: str, limit_s: float, gone: Callable[[]
 
 
 async def _answers(address: str, namespace: str) -> bool:
+    failpoint("temporal.ask")
     service = await ServiceClient.connect(
         ConnectConfig(target_host=address, connect_timeout=_ATTEMPT)
     )

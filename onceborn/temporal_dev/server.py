@@ -129,6 +129,7 @@ class EmbeddedTemporal:
 
     def _lock(self) -> int:
         # Inherited by the server: it is held for as long as one lives, whoever started it.
+        failpoint("temporal.lock")
         lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,6 +138,7 @@ class EmbeddedTemporal:
             raise ConfigurationError(
                 f"an embedded Temporal server runs in {self._folder} already"
             ) from None
+        failpoint("temporal.locked")
         return lock
 
     def _choose_port(self) -> int:
@@ -162,7 +164,9 @@ class EmbeddedTemporal:
     def _record(self) -> None:
         draft = self._folder / f"address.{os.getpid()}"
         draft.write_text(self.address + "\n", encoding="ascii")
+        failpoint("temporal.publish")
         draft.replace(self._folder / "address")
+        failpoint("temporal.published")
 
     def _spawn(self, program: Path, lock: int) -> None:
         _bound(self.log_file)
@@ -196,7 +200,7 @@ class EmbeddedTemporal:
     def _popen(self, arguments: list[str], lock: int) -> subprocess.Popen[bytes]:
         failpoint("temporal.spawn")
         with open(self.log_file, "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -205,6 +209,8 @@ class EmbeddedTemporal:
                 pass_fds=(lock,),
                 start_new_session=True,  # a terminal's Ctrl-C is for its owner, who stops it
             )
+        failpoint("temporal.spawned")
+        return process
 
     def _log_tail(self, size: int = 2000) -> str:
         try:

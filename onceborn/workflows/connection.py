@@ -45,7 +45,7 @@ async def connect(settings: Settings) -> Client:
     try:
         failpoint("engine.connect.before")
         async with asyncio.timeout(CONNECT_LIMIT_S):
-            return await Client.connect(
+            client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,
                 api_key=key.get_secret_value() if key is not None else None,
@@ -53,6 +53,8 @@ async def connect(settings: Settings) -> Client:
                 retry_config=RETRIES,
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )
+        failpoint("engine.connect.after")
+        return client
     except (RPCError, RuntimeError, TimeoutError) as error:
         # The text of the error may hold the address, never the key.
         raise EngineUnavailable(

@@ -96,6 +96,7 @@ class Engine:
             failpoint("engine.check.before")
             async with asyncio.timeout(CALL_LIMIT_S):
                 healthy = await client.service_client.check_health(timeout=RPC_TIMEOUT)
+            failpoint("engine.check.after")
         except (RPCError, RuntimeError, TimeoutError) as error:
             raise EngineUnavailable() from error
         if not healthy:
@@ -151,6 +152,7 @@ class Engine:
             failpoint("engine.wait.before")
             async with asyncio.timeout(timeout):
                 await client.get_workflow_handle(workflow_id).result()
+            failpoint("engine.wait.after")
         except WorkflowFailureError:
             return True  # failed, terminated or cancelled: the ledger says what that means
         except TimeoutError:
@@ -210,6 +212,7 @@ class Engine:
                 seen = await client.get_workflow_handle(workflow_id).describe(
                     rpc_timeout=RPC_TIMEOUT
                 )
+            failpoint("engine.look_up.after")
         except (RPCError, RuntimeError, TimeoutError) as error:
             raise EngineUnavailable() from error
         running = seen.status is WorkflowExecutionStatus.RUNNING

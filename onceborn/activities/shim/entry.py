@@ -72,6 +72,7 @@ def _detach() -> Callable[[int], None]:
 
 def _run(directory: str, token: str, report: Callable[[int], None]) -> None:
     failpoint = _failpoints()
+    failpoint("shim.lock")
     lock = _lock(directory)
     try:
         launch = _permission(directory, token)
@@ -97,6 +98,7 @@ def _run(directory: str, token: str, report: Callable[[int], None]) -> None:
     end |= {"run_id": launch["run_id"], "error": error, "ended_at_ms": int(time.time() * 1000)}
     end |= {"log_bytes": log.total, "log_bytes_lost": log.lost}
     write_durably(directory, "exit.json", json.dumps(end).encode())
+    failpoint("shim.ended")
     report(LAUNCHED)  # what could not be executed is told when its end is recorded
 
 
@@ -160,7 +162,7 @@ def _launch(
 
 
 def _failpoints() -> Callable[[str], None]:
-    if not os.environ.get("ONCEBORN_FAILPOINTS"):
+    if not any(name.startswith("ONCEBORN_FAILPOINTS") for name in os.environ):
         return lambda _name: None
     from ...runtime.failpoints import failpoint
 
