@@ -26,6 +26,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,7 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
 
 _POINTS: Final = _parse(os.environ.get("ONCEBORN_FAILPOINTS", ""))
 _record: str | None = os.environ.get("ONCEBORN_FAILPOINTS_RECORD")
+_watch: Callable[[str], None] | None = None
 _awake: bool = bool(_POINTS) or _record is not None
 _hits: Final[Counter[str]] = Counter()
 _lock: Final = threading.Lock()
@@ -52,12 +54,27 @@ _lock: Final = threading.Lock()
 
 def configure(text: str, record: str | None = None) -> None:
     """Replace what is armed, and where hits are recorded, in this process (tests)."""
-    global _record, _awake
+    global _record
     _POINTS.clear()
     _hits.clear()
     _POINTS.update(_parse(text))
     _record = record
-    _awake = bool(_POINTS) or _record is not None
+    _wake()
+
+
+def watch(hook: Callable[[str], None] | None) -> None:
+    """Have every boundary of this process call ``hook`` with its name; ``None`` ends it (tests).
+
+    What the hook raises is raised at the boundary. Random schedules switch tasks with it.
+    """
+    global _watch
+    _watch = hook
+    _wake()
+
+
+def _wake() -> None:
+    global _awake
+    _awake = bool(_POINTS) or _record is not None or _watch is not None
 
 
 def failpoint(name: str) -> None:
@@ -72,6 +89,8 @@ def armed(name: str) -> bool:
 
 
 def _hit(name: str) -> None:
+    if _watch is not None:
+        _watch(name)
     if _record is not None:
         # One short write to a file opened for appending: lines of two processes do not mix.
         descriptor = os.open(_record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
