@@ -43,8 +43,8 @@ def open_host(settings: Settings) -> Host:
 def _host_id(path: Path) -> str:
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     if not path.exists():
-        draft.write_text(new_id("hst") + "\n")
         failpoint("host.name")
+        draft.write_text(new_id("hst") + "\n")
         try:
             os.link(draft, path)  # of two workers that start at once, one draws the ID
         except FileExistsError:

@@ -163,8 +163,8 @@ class EmbeddedTemporal:
 
     def _record(self) -> None:
         draft = self._folder / f"address.{os.getpid()}"
-        draft.write_text(self.address + "\n", encoding="ascii")
         failpoint("temporal.publish")
+        draft.write_text(self.address + "\n", encoding="ascii")
         draft.replace(self._folder / "address")
         failpoint("temporal.published")
 

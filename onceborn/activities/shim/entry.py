@@ -133,6 +133,7 @@ def _launch(
     held, go = os.pipe()
     answers, errors = os.pipe()
     shim = os.getpid()
+    failpoint("shim.fork")
     agent = os.fork()
     if agent == 0:
         os.close(go)
