@@ -127,7 +127,9 @@ class Completion:
         ).scalar_one_or_none()
         if workspace_id is None:
             raise FenceLost(operation_id=operation_id, fence=fence)
-        creations.give_place_back(connection, workspace_id)
+        if not creations.give_place_back(connection, workspace_id):
+            # Whatever is open is counted: this operation has ended.
+            raise FenceLost(operation_id=operation_id, fence=fence)
         return str(workspace_id)
 
     def _locked(

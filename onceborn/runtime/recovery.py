@@ -17,7 +17,6 @@ from .ledger.operations import Limits
 from .protocol.canonical import Domain, digest_bytes
 from .protocol.errors import FenceLost, HandleRejected
 from .protocol.handle import CreationHandle
-from .protocol.states import OperationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ class Recovery:
             taken = connection.execute(
                 update(t.operations)
                 .where(o.id == handle.operation_id, o.fence == 0, o.token_spent.is_(False))
-                .where(o.state == OperationState.PREPARING)
+                # A release may be under way already: it holds up Complete and Abort, nothing else.
+                .where(o.state.in_(operations.DRIVABLE))
                 .where(o.token_hash == digest_bytes(Domain.TOKEN, handle.completion_token))
                 .where(o.actor_hash == handle.actor_hash)
                 .where(o.manifest_hash == handle.manifest_hash)

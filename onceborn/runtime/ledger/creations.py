@@ -46,14 +46,15 @@ def take_place(connection: Connection, workspace_id: str) -> int | None:
     ).scalar_one_or_none()
 
 
-def give_place_back(connection: Connection, workspace_id: str) -> None:
-    """Lock the workspace and count one preparing creation less."""
+def give_place_back(connection: Connection, workspace_id: str) -> bool:
+    """Lock the workspace and count one preparing creation less. ``False``: none is preparing."""
     c = t.workspace_counters.c
-    connection.execute(
+    statement = (
         update(t.workspace_counters)
-        .where(c.workspace_id == workspace_id)
+        .where(c.workspace_id == workspace_id, c.preparing > 0)
         .values(preparing=c.preparing - 1)
     )
+    return changed(connection, statement) == 1
 
 
 def insert_task(connection: Connection, database: Database, new: NewCreation, number: int) -> bool:

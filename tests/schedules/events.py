@@ -1,0 +1,116 @@
+"""What can happen in a schedule, drawn from a seed, and written so that it can be replayed.
+
+Events name their targets by a number that is taken modulo what there is at that moment, so that a
+list of events still means something when some of them are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+ENDINGS: Final = ("pause", "die", "die_but_child", "lose", "unreachable")
+LIES: Final = (
+    "nothing",
+    "half",
+    "nothing_retry",
+    "half_retry",
+    "all_retry",
+    "nothing_error",
+    "half_error",
+    "all_error",
+    "nothing_failed",
+    "half_failed",
+    "all_failed",
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happens. ``at`` picks the target, ``n`` and ``what`` say how."""
+
+    does: str
+    at: int = 0
+    n: int = 0
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.does}({self.at}, {self.n}, {self.what!r})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A creation to ask for, and what happens to it."""
+
+    seed: int
+    repositories: int
+    agent: str
+    """``none``, ``session`` (a profile, no start) or ``start``."""
+    events: tuple[Event, ...]
+
+    def with_events(self, events: list[Event]) -> Schedule:
+        return replace(self, events=tuple(events))
+
+    def to_json(self) -> str:
+        document = asdict(self)
+        document["events"] = [list(asdict(event).values()) for event in self.events]
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        document: dict[str, Any] = json.loads(text)
+        events = tuple(Event(*values) for values in document.pop("events"))
+        return cls(events=events, **document)
+
+
+_WEIGHTS: Final = {
+    "run": 50,
+    "sweep": 8,
+    "clock": 8,
+    "fork": 5,
+    "duplicate": 5,
+    "create": 5,
+    "child": 4,
+    "lie": 6,
+    "blind": 3,
+    "vanish": 1,
+    "plant": 2,
+    "work": 2,
+    "release": 1,
+    "delete": 1,
+    "unpark": 1,
+}
+
+
+def generate(seed: int) -> Schedule:
+    """The schedule of a seed: always the same one."""
+    dice = random.Random(seed)  # noqa: S311
+    repositories = dice.choice((0, 1, 1, 1, 2))
+    agent = dice.choice(("none", "session", "start", "start")) if repositories else "none"
+    names, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    length = dice.randint(3, 28)
+    events = [Event("create"), Event("run", 0, dice.randint(1, 30))]
+    events += [_event(dice, dice.choices(names, weights)[0]) for _ in range(length)]
+    return Schedule(seed, repositories, agent, tuple(events))
+
+
+def _event(dice: random.Random, does: str) -> Event:
+    at = dice.randrange(64)
+    match does:
+        case "run":
+            ending = dice.choices(ENDINGS, (10, 3, 2, 3, 1))[0]
+            return Event(does, at, dice.choice((1, 2, 3, 5, 8, 13, 30, 80)), ending)
+        case "clock":
+            return Event(does, n=dice.choice((500, 2_000, 31_000, 31_000, 90_000, -5_000, -60_000)))
+        case "child":
+            return Event(does, at, dice.choice((1, 1, 0)))
+        case "lie":
+            return Event(does, at, what=dice.choice(LIES))
+        case "blind":
+            return Event(does, at, dice.choice((1, 2, 3, 9)))
+        case "plant":
+            return Event(does, at, dice.choice((0, 1)))
+        case _:
+            return Event(does, at)
