@@ -211,6 +211,41 @@ class RowKind(Protocol[R]):
         ...
 
 
+class Contents(Protocol):
+    """What a quarantined entry holds now."""
+
+    @property
+    def digest(self) -> str:
+        """Changes with whatever is in it; an entry that holds nothing any more has one too."""
+        ...
+
+    def facts(self) -> Mapping[str, Any]:
+        """For people and programs. JSON."""
+        ...
+
+
+class KeptKind(Protocol):
+    """How what a kind of step left in quarantine is looked at, and removed for an operator."""
+
+    def contents(
+        self, job_id: str, step: Step[Any], proof: Mapping[str, Any], host: Host
+    ) -> Contents:
+        """What it holds now. Reads files only."""
+        ...
+
+    def purge(
+        self, job_id: str, step: Step[Any], proof: Mapping[str, Any], world: World, digest: str
+    ) -> Mapping[str, Any]:
+        """Remove it, under the step's host lock, if it still is what ``digest`` was of.
+
+        Returns what was removed. Cut off at any instruction, it is looked at and named again.
+
+        Raises:
+            EntryChanged, EntryRefused: nothing was removed.
+        """
+        ...
+
+
 def as_json(document: Mapping[str, Any]) -> str:
     """A proof as compact JSON."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -38,6 +38,8 @@ class Undoing:
         self._removed: list[str] = []
         self._proven: Path | None = None
         """A moved folder that was seen to be clean before it was moved."""
+        self._stuck: dict[str, str] = {}
+        """Folders in the trash that hold nothing of anybody but cannot be removed now: why."""
 
     def run(self) -> Undone:
         """Undo; harmless where there is nothing of ours, and where it is run again."""
@@ -116,7 +118,16 @@ class Undoing:
             self._remove_records(seen)
             return
         failpoint("worktree.remove")
-        worktree_commands.remove(self._git, seen.clone, seen.path)
+        try:
+            worktree_commands.remove(self._git, seen.clone, seen.path)
+        except GitError:
+            # Where a file cannot be deleted, git has cleared the record all the same (seen). What
+            # is left goes the way of a half-made one: moved away, judged anew.
+            after = look(self._step, self._world.host)
+            if after.registration is not None or not after.path_exists:
+                raise
+            self._rename_away(after.path)
+            return
         self._removed.append(str(seen.path))
 
     # -- a half-made one ------------------------------------------------------------------------
@@ -134,13 +145,16 @@ class Undoing:
             return None
         if seen.path.is_symlink() or not seen.path.is_dir():
             return None
+        return self._rename_away(seen.path)
+
+    def _rename_away(self, path: Path) -> Path:
         folder = trash_folder(self._world.host, self._step.idempotency_key)
         failpoint("worktree.move_away")
         self._world.guard()
         folder.mkdir(parents=True, exist_ok=True)
         target = _free_name(folder)
-        seen.path.rename(target)
-        self._removed.append(str(seen.path))
+        path.rename(target)
+        self._removed.append(str(path))
         failpoint("worktree.moved_away")
         return target
 
@@ -189,16 +203,27 @@ class Undoing:
             return Undetermined("what an earlier try left holds more than files of the commit")
         if after.branch_ours:
             return Undetermined(f"the branch {after.branch} is still there")
+        if self._stuck and not self._may_transfer:
+            return Undetermined(f"what an earlier try left cannot be removed now: {self._stuck}")
         if not self._may_transfer:
             return Compensated({**after.facts(), "removed": self._removed})
+        if after.path_exists and after.intended and not after.empty:
+            return self._kept(after, [Finding(".", "it cannot be shown whose this is")])
         key = self._step.idempotency_key
-        quarantined = sorted(map(str, quarantine_folder(self._world.host, key).glob("*")))
+        quarantined = self._quarantined()
         proof = {**after.facts(), "removed": self._removed, "ownership_key": key}
+        if self._stuck and not quarantined:
+            # The intent says what it is compared with: it stays until the last of it is gone.
+            return Transferred({**proof, "not_removed": self._stuck}, "pending")
         ownership.forget_intent(self._world, key)
         self._drop_empty_parent(after.path)
         if quarantined:
             return Transferred({**proof, "quarantined": quarantined, "content": stays})
         return Compensated(proof)
+
+    def _quarantined(self) -> list[str]:
+        folder = quarantine_folder(self._world.host, self._step.idempotency_key)
+        return sorted(map(str, folder.glob("*")))
 
     def _drop_empty_parent(self, path: Path) -> None:
         """The task's own folder, which the last of its worktrees leaves empty."""
@@ -214,7 +239,10 @@ class Undoing:
             if not findings:
                 failpoint("trash.remove")
                 self._world.guard()
-                shutil.rmtree(folder)
+                try:
+                    shutil.rmtree(folder)
+                except OSError as error:
+                    self._stuck[str(folder)] = f"{error.strerror}: {error.filename}"
                 failpoint("trash.removed")
                 continue
             stays.append({"folder": str(folder), **bounded(findings)})
@@ -227,7 +255,7 @@ class Undoing:
                 folder.rename(target)
                 failpoint("quarantine.kept")
                 stays[-1]["folder"] = str(target)
-        if not stays and trash_folder(host, key).exists():
+        if not stays and not self._stuck and trash_folder(host, key).exists():
             trash_folder(host, key).rmdir()
         return stays
 
@@ -250,6 +278,7 @@ class Undoing:
                 "ownership_key": self._step.idempotency_key,
                 "base_commit": seen.base,
                 "removed": self._removed,
+                "quarantined": self._quarantined(),
                 **bounded(work),
                 **more,
             }

@@ -17,7 +17,7 @@ import typer
 
 from .. import __version__
 from ..runtime.protocol.errors import OncebornError
-from . import cli_access, cli_tasks
+from . import cli_access, cli_ops, cli_tasks
 from .cli_output import exit_code, explain
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ database_commands = typer.Typer(no_args_is_help=True, help="The ledger's schema.
 app.add_typer(cli_tasks.app, name="task")
 app.add_typer(cli_access.workspaces, name="workspace")
 app.add_typer(cli_access.tokens, name="token")
+app.add_typer(cli_ops.app, name="ops")
 app.add_typer(database_commands, name="db")
+app.command()(cli_ops.verify)
 
 
 def main() -> None:

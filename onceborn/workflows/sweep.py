@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from ..activities.cleanup import CleanupDriver
 from ..runtime.ledger import hosts, runs
 from ..runtime.ledger.database import Database
 from ..runtime.protocol.errors import ConfigurationError, OncebornError
@@ -41,6 +42,7 @@ class Sweep:
         host_name: str,
         free_slots: Callable[[], int],
         interval_s: float,
+        cleanup: CleanupDriver | None = None,
     ) -> None:
         self._database = database
         self._recovery = recovery
@@ -49,6 +51,8 @@ class Sweep:
         self._host_name = host_name
         self._free_slots = free_slots
         self._interval_s = interval_s
+        self._cleanup = cleanup
+        self._cleaning: asyncio.Task[None] | None = None
         self._done_at: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -57,6 +61,12 @@ class Sweep:
         Raises:
             ConfigurationError: this host was evicted; its worker must stop.
         """
+        try:
+            await self._passes()
+        finally:
+            await self._stop_cleaning()
+
+    async def _passes(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))  # noqa: S311
             try:
@@ -77,6 +87,7 @@ class Sweep:
             DatabaseUnavailable, EngineUnavailable: what was claimed is claimed again later.
         """
         await self._note_host()
+        self._start_cleaning()
         # Without an engine a claim would only raise the fence: ask it first.
         await self._engine.check()
         taken = await asyncio.to_thread(self._claim)
@@ -87,6 +98,24 @@ class Sweep:
             await dispatch(self._engine, self._database, run_id, self._host_id)
         await self._restart_runs()
         return len(taken)
+
+    def _start_cleaning(self) -> None:
+        # Beside the pass, one at a time: removing a folder may take long, and needs no engine.
+        if self._cleanup is not None and (self._cleaning is None or self._cleaning.done()):
+            self._cleaning = asyncio.create_task(self._clean(self._cleanup))
+
+    async def _clean(self, cleanup: CleanupDriver) -> None:
+        try:
+            await asyncio.to_thread(cleanup.drive_due)
+        except OncebornError as error:
+            log.warning("sweep.cleanup_failed", code=error.code, reason=error.message)
+        except Exception:
+            log.exception("sweep.cleanup_failed")  # the lease runs out; it is tried again
+
+    async def _stop_cleaning(self) -> None:
+        if self._cleanup is not None and self._cleaning is not None:
+            self._cleanup.stop()
+            await self._cleaning
 
     async def _restart_runs(self) -> None:
         # A run whose workflow Temporal has lost is supervised on: starting it again adopts the

@@ -15,9 +15,11 @@ from typing import Any, Final
 import structlog
 from temporalio.worker import Worker
 
+from ..activities.cleanup import CleanupDriver
 from ..activities.drive import Driver
 from ..activities.host import open_host
 from ..activities.locks import HostLocks
+from ..runtime.cleanup import Cleanup
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.schema import require_head
 from ..runtime.protocol.errors import (
@@ -71,7 +73,8 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
     limits = settings.limits
     engine = Engine(settings)
     recovery = Recovery(database, limits, owner_name())
-    driver = Driver(database, host, HostLocks(host.data / "locks"), limits, settings)
+    locks = HostLocks(host.data / "locks")
+    driver = Driver(database, host, locks, limits, settings)
     activities = CreationActivities(database, driver, recovery, engine, limits, host.host_id)
     sweep = Sweep(
         database,
@@ -81,6 +84,7 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
         socket.gethostname(),
         lambda: settings.slots - activities.active(),
         settings.sweep_interval_s,
+        CleanupDriver(database, host, locks, Cleanup(database, settings)),
     )
     # The first pass comes before the first poll: what a dead owner left is taken over under a new
     # fence rather than picked up half-way by a redelivery.

@@ -69,6 +69,13 @@ class NotFound(OncebornError):
     http_status = 404
 
 
+class Forbidden(OncebornError):
+    """This needs a token with the role operator; make one with `onceborn token create`."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class CapacityReached(OncebornError):
     """The workspace prepares as many creations as its capacity allows; try again later."""
 
@@ -88,6 +95,37 @@ class CreationAborted(OncebornError):
 
     code = "creation_aborted"
     http_status = 422
+
+
+# -- what an operator asked for --------------------------------------------------------------------
+
+
+class NotParked(OncebornError):
+    """The operation is not parked; there is nothing to clear."""
+
+    code = "not_parked"
+    http_status = 409
+
+
+class WrongHost(OncebornError):
+    """What this names is on another host; run the command there."""
+
+    code = "wrong_host"
+    http_status = 409
+
+
+class EntryChanged(OncebornError):
+    """The entry does not hold what was listed; look again, and name it with its new digest."""
+
+    code = "entry_changed"
+    http_status = 409
+
+
+class EntryRefused(OncebornError):
+    """The entry cannot be purged now."""
+
+    code = "entry_refused"
+    http_status = 409
 
 
 # -- what the runtime met -------------------------------------------------------------------------
