@@ -1,16 +1,17 @@
 """The sweep: finds creations whose owner is gone and makes this worker their owner.
 
 It looks at the ledger alone, so nothing that Temporal forgets is lost. It runs in every worker
-process, never claims more than the worker has free slots, and one hanging creation cannot hold it:
-it only claims and starts workflows.
+process, never claims more than the worker has free slots, and one creation that hangs or cannot be
+started does not hold the others up: each has its own share of the pass, and the pass its limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import structlog
 
@@ -25,13 +26,31 @@ from .engine import Engine, host_queue
 log = structlog.get_logger(__name__)
 
 PASS_LIMIT_S: Final = 30.0
+SHARE: Final = 1 / 3
+"""What one creation or run may take of a pass. They are started side by side."""
 HOST_SEEN_EVERY_S: Final = 5.0
 RUNS_EVERY_S: Final = 30.0
 RUNS_A_PASS: Final = 100
 
 
+@dataclass(slots=True)
+class Counts:
+    """What the passes of one worker process have come to since it started."""
+
+    passes: int = 0
+    cut_off: int = 0
+    """Passes that were ended at their limit; what they left is done by a later one."""
+    failed: int = 0
+    taken: int = 0
+    not_started: int = 0
+    """Creations and runs that the engine did not take in a pass; they come up again."""
+
+
 class Sweep:
-    """One worker process's sweep. ``free_slots`` says how many creations it may take now."""
+    """One worker process's sweep. ``free_slots`` says how many creations it may take now.
+
+    ``pass_limit_s``: after so many seconds a pass is ended, and the next one begins anew.
+    """
 
     def __init__(
         self,
@@ -43,6 +62,7 @@ class Sweep:
         free_slots: Callable[[], int],
         interval_s: float,
         cleanup: CleanupDriver | None = None,
+        pass_limit_s: float = PASS_LIMIT_S,
     ) -> None:
         self._database = database
         self._recovery = recovery
@@ -53,7 +73,9 @@ class Sweep:
         self._interval_s = interval_s
         self._cleanup = cleanup
         self._cleaning: asyncio.Task[None] | None = None
+        self._pass_limit_s = pass_limit_s
         self._done_at: dict[str, float] = {}
+        self.counts = Counts()
 
     async def run(self) -> None:
         """Pass after pass until cancelled; a pass that fails is logged and tried again.
@@ -69,21 +91,29 @@ class Sweep:
     async def _passes(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))  # noqa: S311
+            self.counts.passes += 1
             try:
-                async with asyncio.timeout(PASS_LIMIT_S):
+                async with asyncio.timeout(self._pass_limit_s):
                     await self.once()
             except ConfigurationError:
                 raise
             except TimeoutError:
-                log.warning("sweep.pass_too_long", limit_s=PASS_LIMIT_S)
+                self.counts.cut_off += 1
+                log.warning(
+                    "sweep.pass_too_long", limit_s=self._pass_limit_s, **asdict(self.counts)
+                )
             except OncebornError as error:
+                self.counts.failed += 1
                 log.warning("sweep.pass_failed", code=error.code, reason=error.message)
+            except Exception:
+                self.counts.failed += 1
+                log.exception("sweep.pass_failed", **asdict(self.counts))
 
     async def once(self) -> int:
         """One pass; returns how many creations were taken over.
 
         Raises:
-            ConfigurationError: the host was evicted.
+            ConfigurationError: the host was evicted, or Temporal is not set up for us.
             DatabaseUnavailable, EngineUnavailable: what was claimed is claimed again later.
         """
         await self._note_host()
@@ -91,13 +121,34 @@ class Sweep:
         # Without an engine a claim would only raise the fence: ask it first.
         await self._engine.check()
         taken = await asyncio.to_thread(self._claim)
+        self.counts.taken += len(taken)
         for owned in taken:
             log.info("sweep.taken", operation=owned.operation_id, fence=owned.fence)
-            await start(self._engine, owned)
-        for run_id in await asyncio.to_thread(self._undispatched):
-            await dispatch(self._engine, self._database, run_id, self._host_id)
+        await self._start_each((o.operation_id, start(self._engine, o)) for o in taken)
+        waiting = await asyncio.to_thread(self._undispatched)
+        await self._start_each(
+            (run, dispatch(self._engine, self._database, run, self._host_id)) for run in waiting
+        )
         await self._restart_runs()
         return len(taken)
+
+    async def _start_each(self, starts: Iterable[tuple[str, Coroutine[Any, Any, object]]]) -> None:
+        """Side by side: what becomes of one is nothing to the others."""
+        errors = await asyncio.gather(*(self._start_one(name, work) for name, work in starts))
+        for error in errors:
+            if isinstance(error, ConfigurationError):
+                raise error
+
+    async def _start_one(self, name: str, work: Coroutine[Any, Any, object]) -> Exception | None:
+        try:
+            async with asyncio.timeout(self._pass_limit_s * SHARE):
+                await work
+        except Exception as error:
+            self.counts.not_started += 1
+            told = error.message if isinstance(error, OncebornError) else repr(error)
+            log.warning("sweep.not_started", which=name, reason=told, **asdict(self.counts))
+            return error
+        return None
 
     def _start_cleaning(self) -> None:
         # Beside the pass, one at a time: removing a folder may take long, and needs no engine.
@@ -124,8 +175,8 @@ class Sweep:
             return
         after = ""
         while batch := await asyncio.to_thread(self._open_runs, after):
-            for run_id in batch:
-                await self._engine.start_run(run_id, host_queue(self._host_id))
+            queue = host_queue(self._host_id)
+            await self._start_each((run, self._engine.start_run(run, queue)) for run in batch)
             after = batch[-1]
         self._done_at["runs"] = asyncio.get_running_loop().time()
 

@@ -13,7 +13,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 import structlog
+from temporalio import workflow
 from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from ..activities.cleanup import CleanupDriver
 from ..activities.drive import Driver
@@ -23,6 +25,7 @@ from ..runtime.cleanup import Cleanup
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.schema import require_head
 from ..runtime.protocol.errors import (
+    ConfigurationError,
     DatabaseUnavailable,
     EngineUnavailable,
     OncebornError,
@@ -42,6 +45,7 @@ STICKY_LIMIT: Final = timedelta(seconds=2)
 """After this, work for a dead worker's cached workflow goes to another (design 7-performance)."""
 GRACE: Final = timedelta(seconds=10)
 RETRY_START_S: Final = 2.0
+WORKFLOWS: Final = (CreationWorkflow, AgentRunWorkflow)
 
 
 def owner_name() -> str:
@@ -59,6 +63,7 @@ async def run_worker(settings: Settings, stop: asyncio.Event | None = None) -> N
         ConfigurationError: the settings, the schema or the host do not allow a worker.
     """
     stopping = stop or _on_signals()
+    await check_workflows()
     database = Database(settings.resolved_database_url, pool_size=settings.slots + 8)
     try:
         await _with_retries(stopping, lambda: asyncio.to_thread(require_head, database))
@@ -66,6 +71,24 @@ async def run_worker(settings: Settings, stop: asyncio.Event | None = None) -> N
             await _work(settings, database, stopping)
     finally:
         database.dispose()
+
+
+async def check_workflows() -> None:
+    """Load every workflow in Temporal's sandbox, before anything is claimed or polled for.
+
+    Raises:
+        ConfigurationError: one does not load there; says which and why.
+    """
+    for each in WORKFLOWS:
+        definition = workflow._Definition.must_from_class(each)
+        try:
+            SandboxedWorkflowRunner().prepare_workflow(definition)
+        except Exception as error:
+            raise ConfigurationError(
+                f"workflow {definition.name} does not load in Temporal's sandbox:"
+                f" {type(error).__name__}: {error}; this installation is damaged or was changed,"
+                " install it again"
+            ) from error
 
 
 async def _work(settings: Settings, database: Database, stopping: asyncio.Event) -> None:
@@ -95,7 +118,7 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
     worker = Worker(
         await engine.client(),
         task_queue=host_queue(host.host_id),
-        workflows=[CreationWorkflow, AgentRunWorkflow],
+        workflows=WORKFLOWS,
         activities=[*activities.all(), *RunActivities(database, host).all()],
         activity_executor=executor,
         max_concurrent_local_activities=settings.slots,
