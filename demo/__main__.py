@@ -180,7 +180,7 @@ def paused_and_late(stage: Stage) -> Seen:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(stage.create, "demo:6", **stage.manifest())
         until("the worker to be inside the step", gate.with_name("gate-7.reached").exists)
-        slow.send_signal(signal.SIGSTOP)
+        stage.pause(slow)
         say(f"worker {slow.pid} is paused in the middle of demo:6")
         stage.worker()
         response = first.result()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -112,6 +113,31 @@ class Stage:
         self._alive = [p for p in self._alive if p.poll() is None] + [process]
         until(f"{name} to start", lambda: self.logged(name, "worker.started"))
         return process
+
+    def pause(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGSTOP, at an instant when none of its threads is in a transaction.
+
+        SQLite has one write lock for the whole file: a process that is stopped while it holds it
+        holds up everybody, and nobody could go on to show what this is to show.
+        """
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            if self._can_write():
+                return
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+
+    def _can_write(self) -> bool:
+        engine = self._engine()
+        if engine.dialect.name != "sqlite":
+            return True
+        try:
+            with sqlite3.connect(engine.url.database or "", timeout=1) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
+        except sqlite3.OperationalError:
+            return False
+        return True
 
     def end_workers(self) -> None:
         """Stop every worker, so that the next one is alone."""

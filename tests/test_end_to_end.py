@@ -165,11 +165,13 @@ PAUSED_AT = ["worktree.lock", "worktree.claimed", "step.guard", "worktree.record
 @pytest.mark.proves("X03", "X11")
 @pytest.mark.parametrize("boundary", PAUSED_AT)
 def test_a_worker_paused_beyond_timeout_and_lease_changes_nothing_when_it_wakes_up(
-    play: Play, boundary: str
+    play: Play, boundary: str, tmp_path: Path
 ) -> None:
-    paused = play.worker(f"{boundary}=stop@1")
+    gate = tmp_path / "gate"
+    paused = play.worker(f"{boundary}=wait:{gate}")
     waiting = play.creating("E", **play.manifest())
-    until("the worker to stop itself", lambda: _stopped(paused.pid))
+    at_gate(play, gate, "the worker to be inside the step")
+    play.pause(paused)
     task_id = play.holder("E")
     play.worker()
     holds_the_lock = boundary in ("worktree.claimed", "step.guard")
@@ -181,6 +183,7 @@ def test_a_worker_paused_beyond_timeout_and_lease_changes_nothing_when_it_wakes_
         assert outcome(waiting.result()) == "created"
         play.alone(task_id)
         before = play.digest()
+    gate.touch()
     paused.send_signal(signal.SIGCONT)
     assert outcome(waiting.result()) == "created"
     play.end(paused)
@@ -190,10 +193,6 @@ def test_a_worker_paused_beyond_timeout_and_lease_changes_nothing_when_it_wakes_
     steps = play.steps(task_id)
     if holds_the_lock:
         assert steps["worktree:0"]["attempt"] > 1 or steps["repo_attach:0"]["attempt"] > 1
-
-
-def _stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 @pytest.mark.proves("X12")

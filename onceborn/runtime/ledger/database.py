@@ -31,6 +31,12 @@ from ..failpoints import failpoint
 from ..protocol.errors import ConfigurationError, DatabaseUnavailable
 
 BUSY_TIMEOUT_MS: Final = 10_000
+IDLE_IN_TRANSACTION_MS: Final = 10_000
+"""PostgreSQL ends the session of a process that is paused inside a transaction, or it would hold the
+rows of its operation and its workspace for as long as it sleeps. Ours never wait for anything else.
+"""
+IDLE_IN_TRANSACTION_MS: Final = 15_000
+"""Half a lease as shipped. A transaction of ours takes milliseconds."""
 
 _SQLITE_OUT_OF_REACH: Final = frozenset(
     {
@@ -182,7 +188,13 @@ def _postgresql(url: Any, pool_size: int) -> Engine:
         max_overflow=0,
         pool_pre_ping=True,
         pool_timeout=30,
-        connect_args={"connect_timeout": 5, "options": "-c timezone=UTC"},
+        connect_args={
+            "connect_timeout": 5,
+            # A process that is paused in the middle of a transaction must not hold its row locks
+            # beyond its lease: the server ends the transaction, and with it the session.
+            "options": "-c timezone=UTC"
+            f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS}",
+        },
     )
 
 
