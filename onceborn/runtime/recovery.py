@@ -86,8 +86,12 @@ class Recovery:
             return FenceLost(operation_id=handle.operation_id, fence=row.fence)
         return HandleRejected(operation_id=handle.operation_id)
 
-    def claim(self, host_id: str, limit: int) -> list[Owned]:
+    def claim(
+        self, host_id: str, limit: int, *, leave: frozenset[str] = frozenset()
+    ) -> list[Owned]:
         """Take over up to ``limit`` operations of this host whose lease has expired, oldest first.
+
+        ``leave``: operations that the caller drives already.
 
         A lease that ends exactly now has expired. Two sweeps never get the same operation.
         """
@@ -97,7 +101,7 @@ class Recovery:
         now = self._database.clock.now()
         due = (
             select(o.id)
-            .where(o.host_id == host_id, o.lease_until <= now)
+            .where(o.host_id == host_id, o.lease_until <= now, o.id.not_in(leave))
             .where(operations_open())
             .order_by(o.lease_until)
             .limit(limit)
@@ -130,6 +134,9 @@ class Recovery:
                     select(o.id)
                     .where(o.host_id == host_id, o.lease_until <= self._database.clock.now())
                     .where(operations_open())
+                    # Asked for in the index's order, so that no planner prefers to read the table
+                    # from its beginning, where what is completed lies, until it meets a first one.
+                    .order_by(o.lease_until)
                     .limit(1)
                 ).first()
                 is not None

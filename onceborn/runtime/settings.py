@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     """How long an owner is presumed alive after its last ledger write."""
     sweep_interval_s: float = Field(default=2.0, gt=0)
     slots: int = Field(default=32, ge=1)
-    """Creations that one worker process drives at once at most."""
+    """Short steps that one worker process carries out at once at most."""
+    long_slots: int = Field(default=16, ge=1)
+    """Long steps (attaching a repository) that it carries out at once at most."""
     progress_budget: int = Field(default=5, ge=1)
     """Claims without progress after which an operation is parked for an operator."""
     step_attempts: int = Field(default=8, ge=1)

@@ -17,7 +17,15 @@ from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
     from ..runtime.protocol import rules
-    from ..runtime.protocol.orders import Looked, OperationRef, StepOrder, order_of
+    from ..runtime.protocol.orders import (
+        LONG_STEPS_QUEUE,
+        Looked,
+        OperationRef,
+        SettleOrder,
+        StepOrder,
+        is_long,
+        order_of,
+    )
 
     # Not used here, but the converter resolves the annotations of what it reads by the modules
     # that the sandbox has seen imported.
@@ -34,7 +42,8 @@ READING: Final = RetryPolicy(
 
 STEP_LIMIT: Final = timedelta(minutes=30)
 HEARTBEAT_LIMIT: Final = timedelta(seconds=6)
-SCHEDULE_LIMIT: Final = timedelta(seconds=60)
+SCHEDULE_LIMIT: Final = timedelta(seconds=10)
+"""Well below a lease: a creation that waits for a place says so to the ledger in time."""
 FAILURES_IN_A_ROW: Final = 5
 SHORTEST_WAIT_MS: Final = 50
 SHORTEST_BUSY_WAIT_MS: Final = 50
@@ -96,11 +105,12 @@ class CreationWorkflow:
         named = order_of(action, ref)
         assert named is not None
         name, order = named
-        if isinstance(order, StepOrder) and order.expected.long:
+        if isinstance(order, StepOrder) and is_long(order):
             # May outlast a workflow task: a regular activity, whose death its heartbeat shows.
             looked: Looked = await workflow.execute_activity(
                 name,
                 order,
+                task_queue=workflow.info().task_queue + LONG_STEPS_QUEUE,
                 result_type=Looked,
                 start_to_close_timeout=STEP_LIMIT,
                 schedule_to_start_timeout=SCHEDULE_LIMIT,
@@ -128,8 +138,8 @@ class CreationWorkflow:
         # that nobody foresaw ends here, is claimed again, and parks in time.
         cause = error.cause
         queued = isinstance(cause, ActivityTimeout) and cause.type is TimeoutType.SCHEDULE_TO_START
-        if queued:  # every slot was busy: nothing was tried
-            return await self._read("look", ref)
+        if queued:  # every place was taken, and nothing was tried: still here, still ours
+            return await self._local("stay", SettleOrder(ref.operation_id, ref.fence), READING)
         self._failures += 1
         if self._failures > FAILURES_IN_A_ROW:
             raise error

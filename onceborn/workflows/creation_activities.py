@@ -17,6 +17,7 @@ import structlog
 from temporalio import activity
 
 from ..activities.drive import Driver
+from ..activities.kind import StepRetry
 from ..activities.registry import HOST_KINDS, ROW_KINDS
 from ..runtime import release
 from ..runtime.completion import Completion
@@ -34,14 +35,15 @@ from ..runtime.protocol.orders import (
     step_order_name,
 )
 from ..runtime.protocol.plan import LONG_KINDS
+from ..runtime.protocol.states import OPEN_OPERATION_STATES
 from ..runtime.recovery import Recovery
 from .dispatch import dispatch
 from .engine import Engine
 
 log = structlog.get_logger(__name__)
 
-ACTIVE_FOR_S: Final = 90.0
-"""Longer than a step may wait for a slot (``SCHEDULE_LIMIT``)."""
+ACTIVE_FOR_S: Final = 30.0
+"""Longer than a step may wait for a place (``SCHEDULE_LIMIT`` in the workflow)."""
 
 
 class CreationActivities:
@@ -65,21 +67,36 @@ class CreationActivities:
         self._completion = Completion(database, limits)
         self._active: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._in_flight = 0
+        self.stopping = threading.Event()
+        """Set when the worker may wait no longer: long work ends at its next beat."""
 
-    def active(self) -> int:
-        """Creations that this worker is driving: what the sweep's free slots are counted from.
+    def in_flight(self) -> int:
+        """Activities that run now: the slots that are taken."""
+        with self._lock:
+            return self._in_flight
 
-        One that waits for a thread or a lock is driven too. One that was not heard of for a while
-        (its workflow was ended from outside, say) is not.
+    def active(self) -> frozenset[str]:
+        """The creations that this worker is driving, which its sweep leaves alone.
+
+        One that waits for a place or for somebody's lock is driven too. One that was not heard of
+        for a while (its workflow was ended from outside, say) is not.
         """
         oldest = time.monotonic() - ACTIVE_FOR_S
         with self._lock:
             self._active = {k: seen for k, seen in self._active.items() if seen >= oldest}
-            return len(self._active)
+            return frozenset(self._active)
 
-    def all(self) -> list[Callable[..., Any]]:
-        """Every activity, to be registered with a worker."""
+    def long(self) -> list[Callable[..., Any]]:
+        """What may take minutes: regular activities on a task queue of their own."""
+        return [
+            self._step(verb, kind) for kind in LONG_KINDS for verb in (Verb.PERFORM, Verb.RESOLVE)
+        ]
+
+    def short(self) -> list[Callable[..., Any]]:
+        """Everything else: local activities."""
         moves: dict[str, Callable[[SettleOrder], None]] = {
+            "stay": self._stay,
             "require_undo": self._require_undo,
             "finish_release": self._finish_release,
             "enter_completion": self._enter_completion,
@@ -91,7 +108,12 @@ class CreationActivities:
         return [
             self._reader("begin", self._count_driver),
             self._reader("look", None),
-            *(self._step(verb, kind) for kind in kinds for verb in Verb),
+            *(
+                self._step(verb, kind)
+                for kind in kinds
+                for verb in Verb
+                if kind not in LONG_KINDS or verb is Verb.COMPENSATE
+            ),
             *(self._settler(name, move) for name, move in moves.items()),
             self._dispatcher(),
         ]
@@ -111,7 +133,8 @@ class CreationActivities:
         return read
 
     def _step(self, verb: Verb, kind: str) -> Callable[[StepOrder], Looked]:
-        beat = activity.heartbeat if kind in LONG_KINDS else _no_beat
+        long = kind in LONG_KINDS and verb is not Verb.COMPENSATE
+        beat = self._beat if long else self._look_up
 
         @activity.defn(name=step_order_name(verb, kind), no_thread_cancel_exception=True)
         def drive(order: StepOrder) -> Looked:
@@ -149,10 +172,12 @@ class CreationActivities:
     def _noted(self, operation_id: str) -> Iterator[None]:
         with self._lock:
             self._active[operation_id] = math.inf  # for as long as it runs
+            self._in_flight += 1
         try:
             yield
         finally:
             with self._lock:
+                self._in_flight -= 1
                 if operation_id in self._active:
                     self._active[operation_id] = time.monotonic()
 
@@ -163,11 +188,31 @@ class CreationActivities:
                 self._active.pop(looked.snapshot.operation_id, None)
         return looked
 
+    def _beat(self) -> None:
+        activity.heartbeat()
+        self._look_up()
+
+    def _look_up(self) -> None:
+        # A local activity lives by its workflow task and has nobody else to tell.
+        if self.stopping.is_set():
+            raise StepRetry("worker.stopping", "the worker was stopped; another goes on")
+
     # -- the moves ----------------------------------------------------------------------------
 
     def _count_driver(self, ref: OperationRef) -> None:
         with self._database.transaction("creation.begin") as connection:
             operations.count_driver(connection, ref.operation_id, ref.fence)
+
+    def _stay(self, order: SettleOrder) -> None:
+        with self._database.transaction("creation.stay") as connection:
+            operations.hold(
+                connection,
+                self._database,
+                order.operation_id,
+                order.fence,
+                lease_ms=self._limits.lease_ms,
+                states=OPEN_OPERATION_STATES,
+            )
 
     def _require_undo(self, order: SettleOrder) -> None:
         with self._database.transaction("undo.require") as connection:
@@ -204,7 +249,3 @@ class CreationActivities:
             self._recovery.park(
                 order.operation_id, order.fence, f"completion refused: {field}: {refusal.message}"
             )
-
-
-def _no_beat() -> None:
-    """A local activity lives by its workflow task."""

@@ -7,7 +7,7 @@ import asyncio
 from ..runtime.ledger import runs
 from ..runtime.ledger.database import Database
 from ..runtime.recovery import Owned
-from .engine import Engine, host_queue
+from .engine import Engine, agents_queue, host_queue
 
 
 async def start(engine: Engine, owned: Owned) -> None:
@@ -31,7 +31,7 @@ async def dispatch(engine: Engine, database: Database, run_id: str, host_id: str
     Raises:
         EngineUnavailable: nothing is noted; the sweep tries again.
     """
-    await engine.start_run(run_id, host_queue(host_id))
+    await engine.start_run(run_id, agents_queue(host_id))
     await asyncio.to_thread(_note, database, run_id)
 
 

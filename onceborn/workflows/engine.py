@@ -56,6 +56,12 @@ def host_queue(host_id: str) -> str:
     return f"onceborn.host.{host_id}"
 
 
+def agents_queue(host_id: str) -> str:
+    """The task queue of the host's agent runs: each is supervised for as long as it lives, and
+    none of them may take the place of a creation's work."""
+    return f"{host_queue(host_id)}.agents"
+
+
 def creation_id(operation_id: str, fence: int) -> str:
     """Workflow ID of one operation under one fence."""
     return f"creation/{operation_id}/{fence}"

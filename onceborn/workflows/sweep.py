@@ -49,6 +49,8 @@ class Counts:
 class Sweep:
     """One worker process's sweep. ``free_slots`` says how many creations it may take now.
 
+    ``driven_here``: the creations that this worker drives already, which are left alone however
+    long they wait for a place.
     ``pass_limit_s``: after so many seconds a pass is ended, and the next one begins anew.
     """
 
@@ -61,6 +63,7 @@ class Sweep:
         host_name: str,
         free_slots: Callable[[], int],
         interval_s: float,
+        driven_here: Callable[[], frozenset[str]] = frozenset,
         cleanup: CleanupDriver | None = None,
         pass_limit_s: float = PASS_LIMIT_S,
     ) -> None:
@@ -70,6 +73,7 @@ class Sweep:
         self._host_id = host_id
         self._host_name = host_name
         self._free_slots = free_slots
+        self._driven_here = driven_here
         self._interval_s = interval_s
         self._cleanup = cleanup
         self._cleaning: asyncio.Task[None] | None = None
@@ -209,7 +213,7 @@ class Sweep:
         free = self._free_slots()
         if free <= 0 or not self._recovery.any_due(self._host_id):
             return []
-        return self._recovery.claim(self._host_id, free)
+        return self._recovery.claim(self._host_id, free, leave=self._driven_here())
 
     def _open_runs(self, after: str) -> list[str]:
         with self._database.reading() as connection:

@@ -7,19 +7,22 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Final
 
 import structlog
 from temporalio import workflow
+from temporalio.client import Client
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from ..activities.cleanup import CleanupDriver
 from ..activities.drive import Driver
 from ..activities.host import open_host
+from ..activities.kind import Host
 from ..activities.locks import HostLocks
 from ..runtime.cleanup import Cleanup
 from ..runtime.ledger.database import Database
@@ -30,12 +33,13 @@ from ..runtime.protocol.errors import (
     EngineUnavailable,
     OncebornError,
 )
+from ..runtime.protocol.orders import LONG_STEPS_QUEUE
 from ..runtime.recovery import Recovery
 from ..runtime.settings import Settings
 from .agent_run import AgentRunWorkflow
 from .creation import CreationWorkflow
 from .creation_activities import CreationActivities
-from .engine import Engine, host_queue
+from .engine import Engine, agents_queue, host_queue
 from .run_activities import RunActivities
 from .sweep import Sweep
 
@@ -44,6 +48,11 @@ log = structlog.get_logger(__name__)
 STICKY_LIMIT: Final = timedelta(seconds=2)
 """After this, work for a dead worker's cached workflow goes to another (design 7-performance)."""
 GRACE: Final = timedelta(seconds=10)
+AGENT_THREADS: Final = 8
+LOOP_CONNECTIONS: Final = 32
+"""For what the event loop's own threads ask: as many as there can be of them."""
+MOST_AGENTS: Final = 5_000
+"""Supervising is asynchronous and costs no thread; this only bounds the bookkeeping."""
 RETRY_START_S: Final = 2.0
 WORKFLOWS: Final = (CreationWorkflow, AgentRunWorkflow)
 
@@ -64,7 +73,8 @@ async def run_worker(settings: Settings, stop: asyncio.Event | None = None) -> N
     """
     stopping = stop or _on_signals()
     await check_workflows()
-    database = Database(settings.resolved_database_url, pool_size=settings.slots + 8)
+    threads = settings.slots + settings.long_slots + AGENT_THREADS
+    database = Database(settings.resolved_database_url, pool_size=threads + LOOP_CONNECTIONS)
     try:
         await _with_retries(stopping, lambda: asyncio.to_thread(require_head, database))
         if not stopping.is_set():
@@ -105,8 +115,9 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
         engine,
         host.host_id,
         socket.gethostname(),
-        lambda: settings.slots - activities.active(),
+        lambda: settings.slots - activities.in_flight(),
         settings.sweep_interval_s,
+        activities.active,
         CleanupDriver(database, host, locks, Cleanup(database, settings)),
     )
     # The first pass comes before the first poll: what a dead owner left is taken over under a new
@@ -114,20 +125,10 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
     await _with_retries(stopping, sweep.once)
     if stopping.is_set():
         return
-    executor = ThreadPoolExecutor(settings.slots, thread_name_prefix="activity")
-    worker = Worker(
-        await engine.client(),
-        task_queue=host_queue(host.host_id),
-        workflows=WORKFLOWS,
-        activities=[*activities.all(), *RunActivities(database, host).all()],
-        activity_executor=executor,
-        max_concurrent_local_activities=settings.slots,
-        sticky_queue_schedule_to_start_timeout=STICKY_LIMIT,
-        graceful_shutdown_timeout=GRACE,
-        identity=owner_name(),
-    )
-    log.info("worker.started", host=host.host_id, data=str(host.data))
-    async with worker:
+    async with AsyncExitStack() as stack:
+        for worker in _workers(settings, await engine.client(), host, activities, database, stack):
+            await stack.enter_async_context(worker)
+        log.info("worker.started", host=host.host_id, data=str(host.data))
         sweeping = asyncio.create_task(sweep.run())
         waiting = asyncio.create_task(stopping.wait())
         try:
@@ -135,12 +136,63 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
             if sweeping in done:
                 sweeping.result()
         finally:
+            # Ordinary work may end; what takes longer is cut off, and another goes on with it.
+            asyncio.get_running_loop().call_later(GRACE.total_seconds(), activities.stopping.set)
             for task in (sweeping, waiting):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, OncebornError):
                     await task
-    executor.shutdown(wait=True)
     log.info("worker.stopped", host=host.host_id)
+
+
+def _workers(
+    settings: Settings,
+    client: Client,
+    host: Host,
+    activities: CreationActivities,
+    database: Database,
+    stack: AsyncExitStack,
+) -> Iterator[Worker]:
+    """Three queues, so that none of them starves another: creations with their short steps, long
+    steps, and the supervising of agents."""
+
+    def threads(count: int, name: str) -> ThreadPoolExecutor:
+        executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+        stack.callback(executor.shutdown, wait=True)
+        return executor
+
+    queue = host_queue(host.host_id)
+    yield Worker(
+        client,
+        task_queue=queue,
+        workflows=[CreationWorkflow],
+        activities=activities.short(),
+        activity_executor=threads(settings.slots, "short"),
+        max_concurrent_local_activities=settings.slots,
+        sticky_queue_schedule_to_start_timeout=STICKY_LIMIT,
+        graceful_shutdown_timeout=GRACE,
+        identity=owner_name(),
+    )
+    yield Worker(
+        client,
+        task_queue=queue + LONG_STEPS_QUEUE,
+        activities=activities.long(),
+        activity_executor=threads(settings.long_slots, "long"),
+        max_concurrent_activities=settings.long_slots,
+        graceful_shutdown_timeout=GRACE,
+        identity=owner_name(),
+    )
+    yield Worker(
+        client,
+        task_queue=agents_queue(host.host_id),
+        workflows=[AgentRunWorkflow],
+        activities=RunActivities(database, host).all(),
+        activity_executor=threads(AGENT_THREADS, "agents"),
+        max_concurrent_activities=MOST_AGENTS,
+        sticky_queue_schedule_to_start_timeout=STICKY_LIMIT,
+        graceful_shutdown_timeout=GRACE,
+        identity=owner_name(),
+    )
 
 
 async def _with_retries(stopping: asyncio.Event, attempt: Callable[[], Awaitable[Any]]) -> None:

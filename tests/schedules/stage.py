@@ -66,7 +66,7 @@ class Stage:
         activities = CreationActivities(
             database, driver, self.recovery, cast("Engine", None), limits, self.host_id
         )
-        self._by_name = {_name(a): a for a in activities.all()}
+        self._by_name = {_name(a): a for a in (*activities.short(), *activities.long())}
         self._clear()
 
     def _host_id(self) -> str:
@@ -114,6 +114,15 @@ class Stage:
         task = _pick(self.alive(), event.at)
         if task is not None:
             self.resume(task, max(event.n, 1), cast("Ending", event.what or "pause"))
+
+    def _last(self, event: Event) -> None:
+        """The youngest task goes on: the present owner, more often than not."""
+        self._run(Event("run", -1, event.n, event.what))
+
+    def _takeover(self, event: Event) -> None:
+        """Time passes, and a sweep takes what has lost its owner."""
+        self.ledger.clock.advance(event.n)
+        self.resume(self.spawn("sweep", self.sweep))
 
     def _create(self, event: Event) -> None:
         self.spawn("creator", lambda: self.create("F" if event.at % 8 == 7 else "E"))
@@ -324,7 +333,7 @@ class Stage:
         """No more faults: honest owners bring everything to its end."""
         self.world.lies.clear()
         self.world.blind.clear()
-        dice = random.Random(self.schedule.seed)  # noqa: S311
+        dice = random.Random(self.schedule.seed)
         self.late: list[Task] = []
         for child in list(self.world.alone):
             while child in self.world.alone:

@@ -32,11 +32,8 @@ from ..protocol.errors import ConfigurationError, DatabaseUnavailable
 
 BUSY_TIMEOUT_MS: Final = 10_000
 IDLE_IN_TRANSACTION_MS: Final = 10_000
-"""PostgreSQL ends the session of a process that is paused inside a transaction, or it would hold the
-rows of its operation and its workspace for as long as it sleeps. Ours never wait for anything else.
-"""
-IDLE_IN_TRANSACTION_MS: Final = 15_000
-"""Half a lease as shipped. A transaction of ours takes milliseconds."""
+"""PostgreSQL ends the session of a process that is paused inside a transaction, or it would hold
+the rows of its operation and its workspace for as long as it sleeps. Ours take milliseconds."""
 
 _SQLITE_OUT_OF_REACH: Final = frozenset(
     {

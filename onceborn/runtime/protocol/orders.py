@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from . import rules
+from .plan import LONG_KINDS
 from .snapshot import Snapshot, StepView
 
 
@@ -84,6 +86,15 @@ def order_of(action: rules.Action, ref: OperationRef) -> tuple[str, Order] | Non
             return _move("dispatch_run", ref, run_id)
         case rules.Wait() | rules.Stop():
             return None
+
+
+LONG_STEPS_QUEUE: Final = ".long"
+"""Added to a host's task queue: where its long steps wait for one of the few places they have."""
+
+
+def is_long(order: StepOrder) -> bool:
+    """Whether the order may outlast a workflow task. Undoing never does."""
+    return order.expected.kind in LONG_KINDS and order.verb is not Verb.COMPENSATE
 
 
 def step_order_name(verb: Verb, kind: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .plan import LONG_KINDS, ROW_ONLY_KINDS
+from .plan import ROW_ONLY_KINDS
 from .states import CompensationState, OperationState, StepState
 
 
@@ -28,10 +28,6 @@ class StepView:
     @property
     def row_only(self) -> bool:
         return self.kind in ROW_ONLY_KINDS
-
-    @property
-    def long(self) -> bool:
-        return self.kind in LONG_KINDS
 
 
 @dataclass(frozen=True, slots=True)
