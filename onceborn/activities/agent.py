@@ -90,7 +90,8 @@ def run_directory(host: Host, run_id: str) -> Path:
 def launch(host: Host, what: Launch, guard: Callable[[], None]) -> Look:
     """Start the agent unless it was started before, and see what came of it.
 
-    ``guard`` is called under the run's lock and raises where the launch is no longer the caller's.
+    ``guard`` raises where the launch is no longer the caller's: asked under the run's lock, before
+    the files are written, and once more before the shim is started.
     Returns what is seen afterwards; ``absent`` means that a later launcher has taken over.
 
     Raises:
@@ -103,8 +104,8 @@ def launch(host: Host, what: Launch, guard: Callable[[], None]) -> Look:
             guard()
             launched = read_json(directory / "started.json") is not None
             if mine and not launched:
-                _write_launch(directory, what)
-        code = _spawn(directory, what) if mine and not launched else None
+                _write_launch(directory, what, guard)
+        code = _spawn(directory, what, guard) if mine and not launched else None
     except OSError as error:
         raise NotLaunched(f"the agent's launch could not be written or spawned: {error}") from error
     seen = settle(directory)
@@ -169,7 +170,9 @@ def _prepare_directory(directory: Path) -> None:
         sync_directory(str(directory.parent))
 
 
-def _write_launch(directory: Path, what: Launch) -> None:
+def _write_launch(directory: Path, what: Launch, guard: Callable[[], None]) -> None:
+    failpoint("agent.intent")
+    guard()
     prompt = directory / "prompt.txt"
     write_durably(str(directory), prompt.name, what.prompt.encode("utf-8"))
     fill = {"{prompt_file}": str(prompt), "{task_id}": what.task_id, "{run_id}": what.run_id}
@@ -188,7 +191,6 @@ def _write_launch(directory: Path, what: Launch) -> None:
         "grace_s": what.grace_s,
         "log_limit_bytes": what.log_limit_bytes,
     }
-    failpoint("agent.intent")
     write_durably(str(directory), "launch.json", json.dumps(document).encode())
     failpoint("agent.intended")
 
@@ -198,12 +200,13 @@ def _filled(argument: str, fill: Mapping[str, str]) -> str:
     return re.sub(r"\{(?:prompt_file|task_id|run_id)\}", lambda m: fill[m[0]], argument)
 
 
-def _spawn(directory: Path, what: Launch) -> int | None:
+def _spawn(directory: Path, what: Launch, guard: Callable[[], None]) -> int | None:
     """Start the shim and wait until it has detached; its code, None where it takes too long."""
     names = (*BASE_ENVIRONMENT, *what.environment, *_TO_SHIM)
     environment = {name: os.environ[name] for name in names if name in os.environ}
     arguments = [sys.executable, "-I", "-S", str(_SHIM), str(directory), what.token]
     failpoint("agent.spawn")
+    guard()
     with open(directory / "shim.log", "ab") as complaints:
         process = subprocess.Popen(
             arguments,

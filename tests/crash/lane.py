@@ -1,0 +1,442 @@
+"""One lane of the matrix: cell after cell, each with processes of its own that really die.
+
+The lane's process holds no connection and no thread, so it can fork a warm child for each part that
+somebody plays: the one to whom it happens, the next owner, and the one after. The world always
+stands at the same path, because git writes absolute paths; it is copied back before each cell.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from support import sqlite
+from support.postgresql import PostgreSQL
+
+from onceborn.activities import agent
+from onceborn.runtime import failpoints
+from onceborn.runtime.ledger import database as ledger_database
+
+from . import world
+from .bystanders import Bystanders
+from .checker import Checker, Violation
+from .hands import HOUR_MS, Hands, Place
+from .ledger import Ledger
+from .scenes import SCENES, Scene
+
+PATIENCE_S: Final = 0.4
+"""How long the next owner waits for one that is paused, before the paused one wakes up."""
+LIMIT_S: Final = 90.0
+POLLED: Final = frozenset({"agent.look"})
+"""How often these are hit depends on how long something takes: the first time counts."""
+ACTIONS: Final = ("kill", "stop", "raise")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``nth`` hit of ``point`` in ``scene``, and what happens there."""
+
+    scene: str
+    point: str
+    nth: int
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.scene} / {self.point}@{self.nth} / {self.action}"
+
+
+@dataclass
+class Result:
+    """``problems`` empty: everything held."""
+
+    cell: Cell
+    backend: str
+    seconds: float
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Prepared:
+    scene: Scene
+    place: Place
+    bystanders: Bystanders
+    folder: Path
+    database: str
+    points: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended. ``result``: what it returned; None where it died."""
+
+    status: int
+    result: Any = None
+
+    @property
+    def killed(self) -> bool:
+        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
+
+
+class Child:
+    """A forked process that plays a part."""
+
+    def __init__(self, work: Callable[[], Any], log: Path) -> None:
+        answer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(answer[0])
+            _play(work, log, answer[1])
+        os.close(answer[1])
+        self._answer = answer[0]
+
+    def wait_stopped_or_ended(self) -> Ended | None:
+        """None: it has stopped itself."""
+        pid, status = self._waited(os.WUNTRACED)
+        assert pid == self.pid
+        return None if os.WIFSTOPPED(status) else self._ended(status)
+
+    def wait(self) -> Ended:
+        return self._ended(self._waited(0)[1])
+
+    def _waited(self, options: int) -> tuple[int, int]:
+        deadline = time.monotonic() + LIMIT_S
+        pause = 0.001
+        while True:
+            pid, status = os.waitpid(self.pid, options | os.WNOHANG)
+            if pid:
+                return pid, status
+            if time.monotonic() > deadline:
+                world.kill(self.pid)
+                os.waitpid(self.pid, 0)
+                os.close(self._answer)
+                raise TimeoutError(f"a process of the cell did not end within {LIMIT_S:.0f} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+
+    def _ended(self, status: int) -> Ended:
+        parts = []
+        while part := os.read(self._answer, 65536):
+            parts.append(part)
+        os.close(self._answer)
+        whole = b"".join(parts)
+        return Ended(status, pickle.loads(whole) if whole else None)
+
+
+def _play(work: Callable[[], Any], log: Path, answer: int) -> None:
+    code = 1
+    try:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        told = pickle.dumps(work())
+        os.write(answer, told)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Lane:
+    """``server`` None: SQLite."""
+
+    def __init__(self, folder: Path, server: PostgreSQL | None) -> None:
+        self.folder = folder.resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.server = server
+        self.backend = "sqlite" if server is None else "postgresql"
+        self.world = self.folder / "world"
+        self.log = self.folder / "cell.log"
+        self.scenes: dict[str, Prepared] = {}
+        self._template = sqlite.make_template(self.folder) if server is None else None
+        self._url = ""
+
+    # -- scenes -------------------------------------------------------------------------------
+
+    def prepare(self, scenes: list[Scene] = SCENES) -> None:
+        """Build each scene, keep a copy, and find out by one recorded run which points it has."""
+        for scene in scenes:
+            self._clear()
+            self.world.mkdir()
+            url = self._fresh_url()
+            place = Place(self.world, url)
+
+            def build(scene: Scene = scene, place: Place = place) -> tuple[Place, Bystanders]:
+                return place, scene.build(place)
+
+            ended = self._child(build).wait()
+            if ended.result is None:
+                raise RuntimeError(f"scene {scene.name!r}: {self.log.read_text()[-4000:]}")
+            place, bystanders = ended.result
+            world.wait_until_idle(place.data)
+            kept = self.folder / "scenes" / scene.name.replace(" ", "-").replace(",", "")
+            shutil.copytree(self.world, kept, symlinks=True)
+            database = url
+            self._url = ""  # the scene's own; cells get copies
+            prepared = Prepared(scene, place, bystanders, kept, database)
+            self.scenes[scene.name] = prepared
+            prepared.points = self._discover(prepared)
+
+    def _discover(self, prepared: Prepared) -> list[tuple[str, int]]:
+        place = self._restore(prepared)
+        record = self.folder / "hits"
+        record.unlink(missing_ok=True)
+        ended = self._child(lambda: _act(prepared.scene, place, "", str(record))).wait()
+        problems = self._check(prepared, place)
+        if ended.result is None or problems:
+            raise RuntimeError(
+                f"scene {prepared.scene.name!r} without a crash: {ended}, {problems}:"
+                f" {self.log.read_text()[-4000:]}"
+            )
+        seen: Counter[str] = Counter()
+        found = []
+        for name in record.read_text().split():
+            seen[name] += 1
+            if seen[name] == 1 or name not in POLLED:
+                found.append((name, seen[name]))
+        return found
+
+    def cells(self) -> list[Cell]:
+        """Every hit of every point in every scene, with every action that makes sense there."""
+        found = []
+        for prepared in self.scenes.values():
+            for point, nth in prepared.points:
+                actions: tuple[str, ...] = ACTIONS
+                if point == "git.spawned":
+                    actions += ("kill with children",)
+                found += [Cell(prepared.scene.name, point, nth, a) for a in actions]
+        return found
+
+    # -- one cell -----------------------------------------------------------------------------
+
+    def run(self, cell: Cell) -> Result:
+        """Do it, recover, check."""
+        began = time.monotonic()
+        result = Result(cell, self.backend, 0.0)
+        prepared = self.scenes[cell.scene]
+        self.log.unlink(missing_ok=True)
+        place = self._restore(prepared)
+        try:
+            self._happen(cell, prepared, place, result)
+            self._recover(prepared, place, result)
+            result.problems += map(str, self._check(prepared, place))
+        except TimeoutError as error:
+            result.problems.append(str(error))
+        result.seconds = time.monotonic() - began
+        return result
+
+    def _happen(self, cell: Cell, prepared: Prepared, place: Place, result: Result) -> None:
+        scene = prepared.scene
+        action = "stop" if cell.action in ("stop", "kill with children") else cell.action
+        armed = f"{cell.point}={action}@{cell.nth}"
+        in_shim = cell.point.startswith("shim.")
+        record = self.folder / "hits"
+        record.unlink(missing_ok=True)
+        victim = self._child(
+            lambda: _act(scene, place, armed, str(record), pausing=action == "stop")
+        )
+        if in_shim and action == "stop":
+            self._shim_paused(victim, scene, place, result)
+        elif action == "stop":
+            if victim.wait_stopped_or_ended() is not None:
+                result.notes.append("not reached")
+            elif cell.action == "stop":
+                self._paused(victim, scene, place, result)
+            else:
+                for pid in world.descendants(victim.pid):
+                    world.kill(pid)
+                world.kill(victim.pid)
+                victim.wait()
+        else:
+            ended = victim.wait()
+            if action == "kill" and not in_shim and not ended.killed:
+                result.notes.append("not reached")
+            if action == "raise" and ended.result is None and not in_shim:
+                result.notes.append("the process ended by it")
+        if not record.exists() or record.read_text().split().count(cell.point) < cell.nth:
+            if "not reached" not in result.notes:
+                result.notes.append("not reached")
+
+    def _paused(self, victim: Child, scene: Scene, place: Place, result: Result) -> None:
+        """The next owner goes on beside the paused one, which then wakes up and may do nothing."""
+        before = self._child(lambda: _succeed(scene, place, HOUR_MS, pausing=True)).wait()
+        beside = before.result
+        result.notes.append(f"beside it: {beside}")
+        world.wait_until_idle(place.data, but=frozenset({victim.pid}))
+        digests = _digests(place)
+        contents = world.contents(place.data)
+        os.kill(victim.pid, signal.SIGCONT)
+        victim.wait()
+        world.wait_until_idle(place.data)
+        if beside is None:
+            result.problems.append(f"the next owner failed: {self.log.read_text()[-3000:]}")
+        taken = beside not in (None, "blocked", "nothing")
+        if taken and _digests(place)["all"] != digests["all"]:
+            changed = _changed(contents, world.contents(place.data))
+            rows = "the ledger; " if _digests(place)["ledger"] != digests["ledger"] else ""
+            result.problems.append(
+                f"invariant 5: the one that woke up after another owner had taken over"
+                f" ({beside}) changed {rows}{changed}"
+            )
+
+    def _shim_paused(self, victim: Child, scene: Scene, place: Place, result: Result) -> None:
+        """The agent's shim stops; worker and next owner find it so; it wakes up."""
+        shim = self._stopped_shim(victim, place)
+        if shim is None:
+            result.notes.append("not reached")
+            victim.wait()
+            return
+        world.kill(victim.pid)
+        victim.wait()
+        beside = self._child(lambda: _succeed(scene, place, HOUR_MS, pausing=True)).wait()
+        result.notes.append(f"beside it: {beside.result}")
+        world.kill(shim, signal.SIGCONT)
+
+    def _stopped_shim(self, victim: Child, place: Place) -> int | None:
+        deadline = time.monotonic() + 20
+        below = str(place.data)
+        while time.monotonic() < deadline:
+            for process in world.processes():
+                if process.state == "T" and "shim" in process.command and below in process.command:
+                    return process.pid
+            if _gone(victim.pid):
+                return None
+            time.sleep(0.01)
+        return None
+
+    def _recover(self, prepared: Prepared, place: Place, result: Result) -> None:
+        again = prepared.scene.phase == "first"
+        ended = self._child(
+            lambda: _succeed(prepared.scene, place, 2 * HOUR_MS, again=again)
+        ).wait()
+        if ended.result in (None, "held", "blocked"):
+            tail = self.log.read_text()[-3000:]
+            result.problems.append(f"invariant 2: the last owner ended {ended.result}: {tail}")
+        world.wait_until_idle(place.data)
+
+    def _check(self, prepared: Prepared, place: Place) -> list[Violation]:
+        found = Checker(place.url, place.data, prepared.bystanders).check()
+        ledger = Ledger(place.url)
+        for row in ledger.rows("SELECT * FROM operations"):
+            if row["parked_reason"]:
+                found.append(Violation(2, row["id"], f"parked: {row['parked_reason']}"))
+        states = [
+            row["state"] for row in ledger.rows("SELECT state FROM operations ORDER BY created_at")
+        ]
+        if not states or states[-1] != prepared.scene.end:
+            found.append(Violation(2, "end", f"{states}, not {prepared.scene.end}"))
+        return found
+
+    # -- copies -------------------------------------------------------------------------------
+
+    def _restore(self, prepared: Prepared) -> Place:
+        self._clear()
+        shutil.copytree(prepared.folder, self.world, symlinks=True)
+        place = prepared.place
+        url = place.url if self.server is None else self._copy(prepared.database)
+        return Place(self.world, url, place.workspace_id, place.token, place.body)
+
+    def _clear(self) -> None:
+        for process in world.at_work(self.world):
+            world.kill(process.pid)
+        world.wait_until_idle(self.world)
+        shutil.rmtree(self.world, ignore_errors=True)
+        if self._url and self.server is not None:
+            self.server.drop(self._url)
+        self._url = ""
+
+    def _fresh_url(self) -> str:
+        if self.server is None:
+            assert self._template is not None
+            return sqlite.fresh(self._template, self.world)
+        self._url = self.server.fresh()
+        return self._url
+
+    def _copy(self, url: str) -> str:
+        assert self.server is not None
+        name = url.rpartition("/")[2]
+        with psycopg.connect(self.server.url("postgres"), autocommit=True) as connection:
+            # A killed process's session may not have noticed yet.
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+        self._url = self.server.url(self.server.create(template=name))
+        return self._url
+
+    def _child(self, work: Callable[[], Any]) -> Child:
+        return Child(work, self.log)
+
+    def log_tail(self) -> str:
+        """What the last cell's processes said."""
+        return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else ""
+
+    def close(self) -> None:
+        """Nothing of the lane is left."""
+        self._clear()
+        if self.server is not None:
+            for prepared in self.scenes.values():
+                self.server.drop(prepared.database)
+            self.server.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# -- the parts that children play -----------------------------------------------------------------
+
+
+def _act(scene: Scene, place: Place, armed: str, record: str, *, pausing: bool = False) -> str:
+    """The one to whom it happens."""
+    if pausing:
+        _hasten()
+    os.environ["ONCEBORN_FAILPOINTS_RECORD"] = record
+    if armed.startswith("shim."):
+        os.environ["ONCEBORN_FAILPOINTS"] = armed
+    hands = Hands(place, clock_ms=0 if scene.phase == "first" else HOUR_MS)
+    failpoints.configure(armed, record)
+    return hands.first() if scene.phase == "first" else hands.settle()
+
+
+def _succeed(
+    scene: Scene, place: Place, clock_ms: int, *, pausing: bool = False, again: bool = False
+) -> str:
+    """The next owner; with ``again`` the caller asks once more, too."""
+    if pausing:
+        _hasten()
+    hands = Hands(place, clock_ms=clock_ms, patience_s=PATIENCE_S if pausing else 30.0)
+    return hands.retried() if again else hands.settle()
+
+
+def _hasten() -> None:
+    """Bounds that only a paused process makes one wait for, shorter."""
+    ledger_database.BUSY_TIMEOUT_MS = 150  # type: ignore[misc]
+    ledger_database.IDLE_IN_TRANSACTION_MS = 200  # type: ignore[misc,attr-defined]
+    agent.LOCK_PATIENCE_S = 0.2  # type: ignore[misc]
+    agent.SPAWN_PATIENCE_S = 1.0  # type: ignore[misc]
+
+
+def _digests(place: Place) -> dict[str, str]:
+    ledger, files = Ledger(place.url).digest(), world.digest(place.data)
+    return {"ledger": ledger, "files": files, "all": ledger + files}
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )[:8]
+
+
+def _gone(pid: int) -> bool:
+    return all(process.pid != pid for process in world.processes())
