@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -46,6 +46,9 @@ from .registry import HOST_KINDS
 from .rows import RowDriver
 
 log = structlog.get_logger(__name__)
+
+ATTEMPTS_WITHOUT_DELAY: Final = 4
+"""A worker that is killed now and then is followed at once; one that dies over and over is not."""
 
 
 class Driver:
@@ -109,7 +112,7 @@ class Driver:
         failpoint(f"{row.kind}.lock")
         with self._locks.try_lock(kind.resource(step)) as lock:
             if lock is None:
-                self._stay_alive(order)
+                self._stay_alive(order, self._locks.holder(kind.resource(step)))
                 return False
             undo = order.verb is Verb.COMPENSATE
             with self._database.transaction("step.claim") as connection:
@@ -126,8 +129,9 @@ class Driver:
             failpoint(f"{row.kind}.recorded")
         return True
 
-    def _stay_alive(self, order: StepOrder) -> None:
-        # Waiting for somebody's lock is being at work: the lease must not run out over it.
+    def _stay_alive(self, order: StepOrder, holder: str) -> None:
+        # Waiting for somebody's lock is being at work: the lease must not run out over it. But
+        # not for ever: nobody may hold it longer than git's time limit.
         with self._database.transaction("step.busy") as connection:
             operations.hold(
                 connection,
@@ -135,6 +139,7 @@ class Driver:
                 order.operation_id,
                 order.fence,
                 lease_ms=self._limits.lease_ms,
+                busy_with=holder,
             )
 
     # -- forward ------------------------------------------------------------------------------
@@ -179,7 +184,8 @@ class Driver:
         except Exception as error:
             # A fault of ours or the machine's (a full disk, say): what the world shows decides.
             log.exception("step.perform_failed", operation=step.operation_id, step=step.key)
-            return StepRetry("step.error", f"{type(error).__name__}: {error}"[:500])
+            told = f": {error}" if isinstance(error, OSError) else ""
+            return StepRetry("step.error", f"{type(error).__name__}{told}"[:500])
         return None
 
     def _conclude(
@@ -198,14 +204,24 @@ class Driver:
             case Present(evidence):
                 attempt.succeed(evidence)
             case Absent(proof):
-                self._not_there(attempt, order, cause, dict(proof), tries)
+                if self._is_last(order, cause, tries):
+                    # An earlier try may have put something of ours away and died before it said so.
+                    self._clean(kind, step, world, attempt, order, cause, tries)
+                else:
+                    self._not_there(attempt, order, cause, dict(proof), tries)
             case OursHalfMade():
                 self._clean(kind, step, world, attempt, order, cause, tries)
             case Conflict(code, reason):
-                attempt.fail(_failure(cause, code, reason, {"conflict": reason}))
+                conflict = _failure(cause, code, reason, {"conflict": reason})
+                self._clean(kind, step, world, attempt, order, cause, tries, conflict)
             case Undetermined(reason):
                 failure = _failure(cause, "step.undetermined", reason, {})
                 attempt.wait(StepState.UNKNOWN, failure, self._delay_ms(tries))
+
+    def _is_last(self, order: StepOrder, cause: StepFailed | StepRetry | None, tries: int) -> bool:
+        if order.verb is Verb.RESOLVE and cause is None:
+            return False
+        return isinstance(cause, StepFailed) or tries >= self._settings.step_attempts
 
     def _not_there(
         self,
@@ -216,13 +232,21 @@ class Driver:
         tries: int,
     ) -> None:
         if order.verb is Verb.RESOLVE and cause is None:
-            attempt.wait(StepState.RETRY_WAIT, None, 0)
+            self._lost(attempt, proof, tries)
             return
         failure = _failure(cause, "step.no_effect", "the effect is not there afterwards", proof)
-        if isinstance(cause, StepFailed) or tries >= self._settings.step_attempts:
+        if self._is_last(order, cause, tries):
             attempt.fail(failure)
         else:
             attempt.wait(StepState.RETRY_WAIT, failure, self._delay_ms(tries))
+
+    def _lost(self, attempt: Attempt, proof: dict[str, Any], tries: int) -> None:
+        # An attempt that vanished with its process counts twice: once to try, once to look.
+        if tries >= 2 * self._settings.step_attempts:
+            attempt.fail(_failure(None, "step.lost", "every attempt ended without a result", proof))
+            return
+        delay_ms = self._delay_ms(tries // 2) if tries > ATTEMPTS_WITHOUT_DELAY else 0
+        attempt.wait(StepState.RETRY_WAIT, None, delay_ms)
 
     def _clean(
         self,
@@ -233,13 +257,17 @@ class Driver:
         order: StepOrder,
         cause: StepFailed | StepRetry | None,
         tries: int,
+        conflict: dict[str, Any] | None = None,
     ) -> None:
-        # Our own half-made effect: cleaned, and then it is absent like any other.
-        match self._undo(kind, step, world):
-            case Compensated(proof):
-                self._not_there(attempt, order, cause, dict(proof), tries)
-            case Transferred(proof, "quarantined"):
-                attempt.quarantine(kind.name, dict(proof))
+        # Our own half-made effect: cleaned, and then it is absent like any other. ``conflict``:
+        # what stands there is not ours, and the step fails once nothing of ours is left.
+        undone = self._undo(kind, step, world)
+        if isinstance(undone, Transferred) and undone.disposition == "quarantined":
+            attempt.quarantine(kind.name, dict(undone.proof))
+        match undone:
+            case Compensated() | Transferred(disposition="quarantined") if conflict is not None:
+                attempt.fail(conflict)
+            case Compensated(proof) | Transferred(proof, "quarantined"):
                 self._not_there(attempt, order, cause, dict(proof), tries)
             case Transferred():
                 # Ours and clean, but not removable now: in the way of another try until it is.

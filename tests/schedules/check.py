@@ -132,7 +132,7 @@ def _aborted(stage: Stage, operation: dict[str, Any], steps: list[dict[str, Any]
         ("sessions", "operation_id", "id"),
         ("repository_attachments", "operation_id", "id"),
     ):
-        if ask(f"SELECT 1 FROM {table} WHERE {column} = :{value}", **of):  # noqa: S608
+        if ask(f"SELECT 1 FROM {table} WHERE {column} = :{value}", **of):
             wrong.append(f"aborted, and {table} still has a row of it")
     for step in steps:
         if step["kind"] != "worktree":
@@ -227,9 +227,10 @@ def _step_write(
             wrong.append(f"{row['key']} went from {before} to {after}")
     if row["token0"] != row["token1"]:
         tokens[me] = row["token1"]
-    elif row["token0"] is not None and "running" in (row["state0"], row["undo0"]):
-        if tokens.get(me) != row["token0"]:
-            wrong.append(f"{kind} wrote {row['key']} with another attempt's token")
+        return wrong
+    running = row["token0"] is not None and "running" in (row["state0"], row["undo0"])
+    if running and tokens.get(me) != row["token0"]:
+        wrong.append(f"{kind} wrote {row['key']} with another attempt's token")
     return wrong
 
 

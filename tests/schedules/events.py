@@ -66,44 +66,76 @@ class Schedule:
 
 
 _WEIGHTS: Final = {
-    "run": 50,
-    "sweep": 8,
-    "clock": 8,
+    "run": 40,
+    "last": 15,
+    "takeover": 6,
+    "sweep": 4,
+    "clock": 6,
     "fork": 5,
     "duplicate": 5,
-    "create": 5,
+    "create": 4,
     "child": 4,
     "lie": 6,
     "blind": 3,
     "vanish": 1,
     "plant": 2,
-    "work": 2,
+    "work": 4,
     "release": 1,
     "delete": 1,
     "unpark": 1,
+}
+THEMES: Final[dict[str, dict[str, int]]] = {
+    # What is raised above the weights.
+    "mixed": {},
+    "lies": {"lie": 30, "blind": 15, "last": 30, "takeover": 12},
+    "undoing": {"delete": 6, "plant": 12, "work": 12, "lie": 12, "last": 40, "takeover": 12},
+    "zombies": {"fork": 15, "duplicate": 15, "takeover": 20, "sweep": 10, "clock": 10},
+    "deaths": {"takeover": 40, "last": 40, "child": 12, "work": 15},
+    "crowd": {"create": 20, "sweep": 10, "release": 5, "delete": 4},
 }
 
 
 def generate(seed: int) -> Schedule:
     """The schedule of a seed: always the same one."""
-    dice = random.Random(seed)  # noqa: S311
+    dice = random.Random(seed)
+    theme = dice.choice(tuple(THEMES))
     repositories = dice.choice((0, 1, 1, 1, 2))
     agent = dice.choice(("none", "session", "start", "start")) if repositories else "none"
-    names, weights = list(_WEIGHTS), list(_WEIGHTS.values())
-    length = dice.randint(3, 28)
-    events = [Event("create"), Event("run", 0, dice.randint(1, 30))]
-    events += [_event(dice, dice.choices(names, weights)[0]) for _ in range(length)]
+    weights = {**_WEIGHTS, **THEMES[theme]}
+    length = dice.randint(3, 24)
+    events = [Event("create")]
+    if theme == "lies":
+        events += [_event(dice, "lie", theme) for _ in range(dice.randint(1, 3))]
+    if theme == "undoing":
+        # Something exists, and then the way leads back.
+        repositories = 2
+        if dice.random() < 0.6:
+            how = dice.choice(("nothing_failed", "half_failed"))
+            events.append(Event("lie", 3, what=how))
+        events.append(Event("run", 0, dice.randint(40, 140)))
+        if dice.random() < 0.5:
+            events.append(Event("work", dice.randrange(2)))
+        events += [_event(dice, "blind", theme) for _ in range(dice.randint(0, 2))]
+        events += [_event(dice, "lie", theme) for _ in range(dice.randint(0, 2))]
+        if dice.random() < 0.5:
+            events.append(Event("delete"))
+    events.append(Event("run", 0, dice.randint(1, 60)))
+    for does in dice.choices(list(weights), list(weights.values()), k=length):
+        events.append(_event(dice, does, theme))
     return Schedule(seed, repositories, agent, tuple(events))
 
 
-def _event(dice: random.Random, does: str) -> Event:
+def _event(dice: random.Random, does: str, theme: str) -> Event:
     at = dice.randrange(64)
     match does:
-        case "run":
-            ending = dice.choices(ENDINGS, (10, 3, 2, 3, 1))[0]
+        case "run" | "last":
+            weights = (4, 6, 4, 3, 1) if theme == "deaths" else (10, 3, 2, 3, 1)
+            ending = dice.choices(ENDINGS, weights)[0]
             return Event(does, at, dice.choice((1, 2, 3, 5, 8, 13, 30, 80)), ending)
         case "clock":
             return Event(does, n=dice.choice((500, 2_000, 31_000, 31_000, 90_000, -5_000, -60_000)))
+        case "takeover":
+            return Event(does, n=dice.choice((31_000, 95_000, 95_000)))
         case "child":
             return Event(does, at, dice.choice((1, 1, 0)))
         case "lie":

@@ -192,7 +192,7 @@ class FakeWorktree(FakeKind):
         if lie.startswith("nothing"):
             stages = []
         elif lie.startswith("half"):
-            stages = stages[:1]
+            stages = stages[:-1]
         if stages:
             world.heartbeat()
             self.fake.guarded(key, world.guard)
