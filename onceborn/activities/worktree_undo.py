@@ -228,6 +228,7 @@ class Undoing:
     def _drop_empty_parent(self, path: Path) -> None:
         """The task's own folder, which the last of its worktrees leaves empty."""
         if len(Path(self._step.request.path).parts) > 2:
+            self._world.guard()
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
 
@@ -256,6 +257,7 @@ class Undoing:
                 failpoint("quarantine.kept")
                 stays[-1]["folder"] = str(target)
         if not stays and not self._stuck and trash_folder(host, key).exists():
+            self._world.guard()
             trash_folder(host, key).rmdir()
         return stays
 
