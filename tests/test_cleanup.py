@@ -537,11 +537,11 @@ def test_the_sweep_drives_jobs_and_needs_no_engine_for_it(
         office.database,
         office.bench.recovery,
         Engine(settings),
-        HOST,
-        "test",
-        lambda: 1,
-        1.0,
-        office.cleaner(),
+        host_id=HOST,
+        host_name="test",
+        free_slots=lambda: 1,
+        interval_s=1.0,
+        cleanup=office.cleaner(),
     )
 
     async def one_pass() -> None:

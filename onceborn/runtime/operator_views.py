@@ -41,18 +41,15 @@ def told(snapshot: Snapshot) -> dict[str, Any]:
 
 def _explained(action: rules.Action, snapshot: Snapshot) -> tuple[str, str, str | None]:
     match action:
-        case rules.Perform(step):
-            why = "it is due again" if step.attempt else "it is the first that was not tried yet"
-            return "perform", why, step.key
-        case rules.Resolve(step):
-            why = f"it is {step.state}: what its last attempt did is found out by looking"
-            return "resolve", why, step.key
-        case rules.Compensate(step):
-            return (
-                "compensate",
-                f"the creation is undone; its undoing is {step.compensation}",
-                (step.key),
-            )
+        case rules.Perform(view):
+            why = "it is due again" if view.attempt else "it is the first that was not tried yet"
+            return "perform", why, view.key
+        case rules.Resolve(view):
+            why = f"it is {view.state}: what its last attempt did is found out by looking"
+            return "resolve", why, view.key
+        case rules.Compensate(view):
+            why = f"the creation is being undone; its undoing is {view.compensation}"
+            return "compensate", why, view.key
         case rules.RequireUndo():
             return "require_undo", "a step failed for good, or the workspace was deleted", None
         case rules.FinishRelease():
@@ -76,7 +73,10 @@ def _explained(action: rules.Action, snapshot: Snapshot) -> tuple[str, str, str 
 
 def unparked(snapshot: Snapshot) -> Snapshot:
     """The snapshot as it would be once the parking was cleared."""
-    steps = tuple(replace(step, exhausted=False) for step in snapshot.steps)
+    steps = tuple(
+        replace(step, exhausted=False, due=True, wait_ms=0) if step.exhausted else step
+        for step in snapshot.steps
+    )
     return replace(snapshot, parked=None, budget_spent=False, steps=steps)
 
 

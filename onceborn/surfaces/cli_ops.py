@@ -55,6 +55,7 @@ def _desk() -> Iterator[_Desk]:
     from ..runtime.ledger.schema import require_head
     from ..runtime.operators import Operators
     from ..runtime.settings import load_settings
+    from . import logs
 
     token = os.environ.get("ONCEBORN_TOKEN", "")
     if not token:
@@ -63,6 +64,7 @@ def _desk() -> Iterator[_Desk]:
             " `onceborn token create WORKSPACE --role operator`"
         )
     settings = load_settings()
+    logs.configure(settings)
     database = open_database(settings)
     try:
         require_head(database)

@@ -70,8 +70,8 @@ def events_of(connection: Connection, task_id: str) -> list[Row[Any]]:
 def unpark(connection: Connection, database: Database, operation_id: str) -> int:
     """Clear the parking, and nothing else: rows changed, 0 where it is not parked.
 
-    Its counters start again, or the next owner would park it at once; its lease ends, so that the
-    next sweep takes it under a new fence.
+    Its counters start again, or the next owner would park it at once, and with them the waits
+    between looks; its lease ends, so that the next sweep takes it under a new fence.
     """
     done = changed(
         connection,
@@ -82,13 +82,17 @@ def unpark(connection: Connection, database: Database, operation_id: str) -> int
             parked_reason=None,
             parked_at=None,
             claims_without_progress=0,
+            busy_since=None,
+            busy_with=None,
             lease_until=database.clock.now(),
         ),
     )
     if done == 1:
         s = t.steps.c
         connection.execute(
-            update(t.steps).where(s.operation_id == operation_id, s.doubts > 0).values(doubts=0)
+            update(t.steps)
+            .where(s.operation_id == operation_id, s.doubts > 0)
+            .values(doubts=0, due_at=None)
         )
     return done
 
