@@ -86,7 +86,7 @@ class Clone:
             StepRetry: the remote could not be asked, or the base moved meanwhile.
         """
         held = self.holds(base.commit)
-        if base.resolved_by == "commit" and held and not self._came_from_remote(base.commit):
+        if base.resolved_by == "commit" and held and not self._reached_from_remote(base, address):
             raise self._no_base(base, address, "is not on any of its branches")
         if not held and base.resolved_by not in ("commit", "tag"):
             raise StepRetry(
@@ -186,6 +186,16 @@ class Clone:
         )
         lines = (line.partition("\t") for line in listed.text.splitlines())
         return {f"refs/heads/{name}": commit for commit, _, name in lines}
+
+    def _reached_from_remote(self, base: Base, address: str) -> bool:
+        if self._came_from_remote(base.commit):
+            return True
+        if not (self.path / "shallow").exists():
+            return False
+        # Somebody's git has cut the history that all tasks share (`fetch --depth` in a worktree):
+        # what leads to the commit is there again after this, where the remote itself has it.
+        self._fetch(self.path, address, ["--unshallow", "--prune", _REFSPEC])
+        return self._came_from_remote(base.commit)
 
     def _came_from_remote(self, commit: str) -> bool:
         found = self._git.run(

@@ -6,6 +6,7 @@ reflog; what cannot be shown to be ours is not touched (worktree_undo.py).
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ..runtime.failpoints import failpoint
@@ -24,7 +25,7 @@ from .kind import (
 )
 from .worktree_judge import attached_base, in_use, judge, refusal
 from .worktree_look import Look, look
-from .worktree_undo import Undoing
+from .worktree_undo import Undoing, drop_empty_trash
 
 
 class Worktree:
@@ -39,9 +40,9 @@ class Worktree:
         return judge(look(step, world.host), step, world)
 
     def perform(self, step: Step[WorktreeRequest], world: World) -> None:
-        """Raises StepFailed with the codes of ``refusal``, ``worktree.not_attached`` or
-        ``worktree.name_too_long``; StepRetry ``worktree.leftover``, ``worktree.git_failed``,
-        ``git.locked``.
+        """Raises StepFailed with the codes of ``refusal``, ``worktree.not_attached``,
+        ``worktree.name_too_long`` or ``worktree.filter_missing``; StepRetry ``worktree.leftover``,
+        ``worktree.filter_failed``, ``worktree.git_failed``, ``git.locked``.
         """
         base = attached_base(step, world)
         seen = look(step, world.host)
@@ -52,6 +53,8 @@ class Worktree:
         refused = refusal(seen, step)
         if refused is not None:
             raise refused
+        # An undoing that died between the trash and its folder left that empty.
+        drop_empty_trash(world, step.idempotency_key)
         ownership.write_intent(
             world,
             step,
@@ -102,7 +105,7 @@ class Worktree:
                     f"a file of the repository has too long a name below {seen.path}",
                     path=str(seen.path),
                 ) from error
-            raise in_use(seen, step) or _failed(error) from error
+            raise in_use(seen, step) or _filter_failed(error) or _failed(error) from error
 
 
 def _more_than_a_branch(seen: Look) -> bool:
@@ -120,6 +123,32 @@ def _cleared(step: Step[WorktreeRequest], world: World) -> Look:
     if not isinstance(undone, Compensated):
         raise StepRetry("worktree.leftover", "what an earlier try left could not be cleared yet")
     return look(step, world.host)
+
+
+_FILTER: Final = re.compile(r"^fatal: (?P<file>.+): smudge filter (?P<filter>.+) failed$", re.M)
+_FILTER_ENDED: Final = "the remote end hung up unexpectedly"
+"""What git says of a filter process that ends early; making a worktree speaks to nobody else."""
+_MISSING: Final = re.compile(r"^.*: not found$|^error: cannot (?:run|exec|spawn) .*$", re.M)
+
+
+def _filter_failed(error: GitError) -> StepFailed | StepRetry | None:
+    """A program that the operator's git configuration names for files of this kind."""
+    said = error.result.stderr
+    found = _FILTER.search(said)
+    if found is None and _FILTER_ENDED not in said:
+        return None
+    file, name = (found["file"], found["filter"]) if found else ("a file", "process")
+    what = f"{file} needs the filter {name} of host.gitconfig"
+    fields = {"file": file, "filter": name, "stderr": said[-1000:]}
+    missing = _MISSING.search(said)
+    if missing is None:
+        return StepRetry("worktree.filter_failed", f"{what}, which failed", **fields)
+    return StepFailed(
+        "worktree.filter_missing",
+        f"{what}, whose program is not on this host ({missing[0].strip()}): install it, or take"
+        " the filter out of host.gitconfig to get pointer files",
+        **fields,
+    )
 
 
 def _failed(error: GitError) -> StepRetry:

@@ -44,6 +44,7 @@ class Bench:
             host_id=host_id,
             data=data.resolve(),
             repository_roots=tuple(root.resolve() for root in roots),
+            git_time_limit_s=self.settings.git_time_limit_s,
         )
         limits = self.settings.limits
         self.limits = limits
