@@ -146,11 +146,13 @@ class WorktreeKept:
             if folder.path.parent == place:  # by a purge that was cut off
                 moved.append((folder, folder.path))
                 continue
+            failpoint("purge.folder_move")
             world.guard()
             place.mkdir(parents=True, exist_ok=True)
             target = _free_name(place)
             folder.path.rename(target)
             moved.append((folder, target))
+            failpoint("purge.folder_moved")
         return moved
 
     def _remove(
@@ -173,6 +175,7 @@ class WorktreeKept:
         except GitError as error:
             raise EntryRefused(f"Not all of it could be removed: {error.message}") from error
         for _, place in moved:
+            failpoint("purge.folder_remove")
             world.guard()
             shutil.rmtree(place)
             failpoint("purge.folder_removed")
@@ -278,8 +281,10 @@ def _refuse_if_used(job_id: str, folder: Path) -> None:
 def _move_back(moved: list[tuple[Folder, Path]], world: World) -> None:
     for folder, place in moved:
         if place != folder.path:
+            failpoint("purge.move_back")
             world.guard()
             place.rename(folder.path)
+            failpoint("purge.moved_back")
     for place in {place.parent for _, place in moved}:
         with contextlib.suppress(OSError):
             place.rmdir()

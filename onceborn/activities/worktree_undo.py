@@ -256,9 +256,8 @@ class Undoing:
                 folder.rename(target)
                 failpoint("quarantine.kept")
                 stays[-1]["folder"] = str(target)
-        if not stays and not self._stuck and trash_folder(host, key).exists():
-            self._world.guard()
-            trash_folder(host, key).rmdir()
+        if not stays and not self._stuck:
+            drop_empty_trash(self._world, key)
         return stays
 
     def _judge_trash(self, folder: Path) -> list[Finding]:
@@ -285,6 +284,16 @@ class Undoing:
                 **more,
             }
         )
+
+
+def drop_empty_trash(world: World, key: str) -> None:
+    """Remove this step's own folder in the trash, where it is empty."""
+    folder = trash_folder(world.host, key)
+    if folder.is_dir() and not any(folder.iterdir()):
+        failpoint("trash.drop")
+        world.guard()
+        folder.rmdir()
+        failpoint("trash.dropped")
 
 
 def _free_name(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import select
 from support.loop import Bench
+from temporalio.exceptions import ApplicationError
 
 from onceborn.activities.run_steps import RunSteps
 from onceborn.runtime import access
@@ -35,7 +36,8 @@ from .checker import MARK
 
 T = TypeVar("T")
 
-HOUR_MS: Final = 3_600_000
+AFTER_LEASE_MS: Final = 60_000
+"""Longer than every lease, shorter than what parks an operation that waits for a lock."""
 FAILURES_IN_A_ROW: Final = 5
 LAUNCH_TRIES: Final = 3
 HOST: Final = "hst_" + "0" * 32
@@ -109,7 +111,9 @@ class Hands:
                     return "blocked"
                 name, argument = "look", ref
                 continue
-            except (FailpointError, OncebornError):
+            except (FailpointError, OncebornError, ApplicationError):
+                if name in ("begin", "look"):
+                    return "failed"  # and with it the workflow: the sweep takes it again
                 failures += 1
                 if failures > FAILURES_IN_A_ROW:
                     raise
@@ -179,7 +183,7 @@ class Hands:
 
     def take_over(self) -> list[Owned]:
         """One pass of the sweep, long after every lease."""
-        self.database.clock.advance(HOUR_MS)
+        self.database.clock.advance(AFTER_LEASE_MS)
         recovery = self.bench.recovery
         return recovery.claim(HOST, 9) if recovery.any_due(HOST) else []
 

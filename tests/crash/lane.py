@@ -31,7 +31,7 @@ from onceborn.runtime.ledger import database as ledger_database
 from . import world
 from .bystanders import Bystanders
 from .checker import Checker, Violation
-from .hands import HOUR_MS, Hands, Place
+from .hands import AFTER_LEASE_MS, Hands, Place
 from .ledger import Ledger
 from .scenes import SCENES, Scene
 
@@ -267,13 +267,13 @@ class Lane:
                 result.notes.append("not reached")
             if action == "raise" and ended.result is None and not in_shim:
                 result.notes.append("the process ended by it")
-        if not record.exists() or record.read_text().split().count(cell.point) < cell.nth:
-            if "not reached" not in result.notes:
-                result.notes.append("not reached")
+        hits = record.read_text().split().count(cell.point) if record.exists() else 0
+        if hits < cell.nth and "not reached" not in result.notes:
+            result.notes.append("not reached")
 
     def _paused(self, victim: Child, scene: Scene, place: Place, result: Result) -> None:
         """The next owner goes on beside the paused one, which then wakes up and may do nothing."""
-        before = self._child(lambda: _succeed(scene, place, HOUR_MS, pausing=True)).wait()
+        before = self._child(lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True)).wait()
         beside = before.result
         result.notes.append(f"beside it: {beside}")
         world.wait_until_idle(place.data, but=frozenset({victim.pid}))
@@ -302,7 +302,7 @@ class Lane:
             return
         world.kill(victim.pid)
         victim.wait()
-        beside = self._child(lambda: _succeed(scene, place, HOUR_MS, pausing=True)).wait()
+        beside = self._child(lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True)).wait()
         result.notes.append(f"beside it: {beside.result}")
         world.kill(shim, signal.SIGCONT)
 
@@ -321,7 +321,7 @@ class Lane:
     def _recover(self, prepared: Prepared, place: Place, result: Result) -> None:
         again = prepared.scene.phase == "first"
         ended = self._child(
-            lambda: _succeed(prepared.scene, place, 2 * HOUR_MS, again=again)
+            lambda: _succeed(prepared.scene, place, 2 * AFTER_LEASE_MS, again=again)
         ).wait()
         if ended.result in (None, "held", "blocked"):
             tail = self.log.read_text()[-3000:]
@@ -404,7 +404,7 @@ def _act(scene: Scene, place: Place, armed: str, record: str, *, pausing: bool =
     os.environ["ONCEBORN_FAILPOINTS_RECORD"] = record
     if armed.startswith("shim."):
         os.environ["ONCEBORN_FAILPOINTS"] = armed
-    hands = Hands(place, clock_ms=0 if scene.phase == "first" else HOUR_MS)
+    hands = Hands(place, clock_ms=0 if scene.phase == "first" else AFTER_LEASE_MS)
     failpoints.configure(armed, record)
     return hands.first() if scene.phase == "first" else hands.settle()
 
