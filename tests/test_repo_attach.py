@@ -501,7 +501,8 @@ def test_an_unfinished_clone_is_never_used(
     place = rig.host.path(name)
     assert place.exists() is published
     step = rig.attach_step(source.path)
-    assert isinstance(KIND.observe(step, rig.world()), Absent)
+    left = isinstance(KIND.observe(step, rig.world()), OursHalfMade)
+    assert left is place.with_name(f"{place.name}.unfinished").exists()
     KIND.perform(step, rig.world())
     evidence = attached(rig, step)
     assert evidence.base_commit == source.head

@@ -14,7 +14,7 @@ from ..runtime.ledger import cleanup, steps
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.operations import Limits
 from ..runtime.ledger.steps import Claim
-from ..runtime.protocol.errors import FenceLost
+from ..runtime.protocol.errors import DatabaseUnavailable, FenceLost
 from ..runtime.protocol.evidence import Evidence
 from ..runtime.protocol.plan import STEP_REQUEST
 from ..runtime.protocol.states import CompensationState, StepState
@@ -66,10 +66,19 @@ class Attempt:
     def heartbeat(self) -> None:
         """Tell Temporal that we live, and every 10 s the ledger."""
         self._beat()
-        if time.monotonic() - self._renewed >= min(RENEW_EVERY_S, self._limits.lease_ms / 3000):
+        lease_s = self._limits.lease_ms / 1000
+        unrenewed_s = time.monotonic() - self._renewed
+        if unrenewed_s < min(RENEW_EVERY_S, lease_s / 3):
+            return
+        try:
             with self._database.transaction("step.renew") as connection:
                 steps.renew(connection, self._database, self._claim, self._limits.lease_ms)
             self._renewed = time.monotonic()
+        except DatabaseUnavailable:
+            # A failover of a second is no reason to throw a clone away; the host lock protects the
+            # effect meanwhile.
+            if unrenewed_s >= lease_s * 0.8:
+                raise
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

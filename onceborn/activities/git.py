@@ -9,6 +9,7 @@ group is killed and seen to be dead.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class Git:
             GitTimedOut: it was killed at its limit.
             ConfigurationError: there is no git on this host.
         """
-        command = ["git", *OVERRIDES]
+        limit = self.host.git_time_limit_s if time_limit_s is None else time_limit_s
+        command = [*_watchdog(limit), "git", *OVERRIDES]
         if not mutates:
             command.append("--no-optional-locks")
         if git_dir is not None:
@@ -144,7 +146,6 @@ class Git:
         if mutates:
             self.guard()
         process = self._spawn(command, cwd, index, with_input=input is not None)
-        limit = self.host.git_time_limit_s if time_limit_s is None else time_limit_s
         try:
             failpoint("git.spawned")
             output = pump(
@@ -194,6 +195,13 @@ class Git:
 
 def _result(stdout: bytes, stderr: bytes, code: int, truncated: bool) -> GitResult:
     return GitResult(stdout, redact(stderr.decode("utf-8", "replace")), code, truncated)
+
+
+def _watchdog(limit_s: float) -> list[str]:
+    # Should our worker be killed, nobody else ends a git that waits for a silent remote, and it
+    # holds its lock for as long. coreutils' timeout ends its group a little after we would have.
+    program = shutil.which("timeout")
+    return [program, "--kill-after=10", f"{limit_s + 15:.0f}"] if program else []
 
 
 def _nothing() -> None:

@@ -70,19 +70,29 @@ def _clear_if_stale(lock: Path, clone: Path, world: World) -> bool:
     with HostLocks(world.host.data / "locks").try_lock(f"stale-locks/{clone}") as mine:
         if mine is None:
             return False
-        try:
-            age = time.time() - lock.stat().st_mtime
-        except FileNotFoundError:
+        seen = _identity(lock)
+        if seen is None:
             return True
+        age = time.time() - lock.stat().st_mtime
         if age < STALE_AFTER_S or not owner_is_dead(lock, clone):
             return False
         failpoint("git.lock_clear")
         world.guard()
+        if _identity(lock) != seen:
+            return False  # its owner ended while we looked, and somebody else has taken it
         lock.unlink(missing_ok=True)
         failpoint("git.lock_cleared")
         log.warning("git.stale_lock_cleared", lock=str(lock), age_s=round(age, 1))
         world.warnings.append(f"a stale lock file of git was removed: {lock.name}")
         return True
+
+
+def _identity(lock: Path) -> tuple[int, int] | None:
+    try:
+        found = lock.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def owner_is_dead(lock: Path, clone: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -38,6 +39,45 @@ def open_host(settings: Settings) -> Host:
         repository_roots=tuple(root.resolve() for root in settings.repository_roots),
         git_time_limit_s=settings.git_time_limit_s,
     )
+
+
+def join_host(host: Host) -> int:
+    """Join the workers that share this data folder; returns the descriptor that says so.
+
+    They must see each other's processes: that a lock file's owner is dead is told by looking. The
+    descriptor is kept for as long as the process works.
+
+    Raises:
+        ConfigurationError: a worker of another PID namespace (a container, say) is at work here.
+    """
+    ours = _namespace()
+    failpoint("host.join")
+    fd = os.open(host.data / "workers.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)  # nobody else is here: this folder is ours to name
+        os.pwrite(fd, ours.encode(), 0)
+    except BlockingIOError:
+        pass
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    theirs = os.pread(fd, 256, 0).decode()
+    if theirs != ours:
+        os.close(fd)
+        raise ConfigurationError(
+            f"another worker on {host.data} runs in another PID namespace; give each container a"
+            " data folder of its own, or let them share the namespace",
+            host=host.host_id,
+        )
+    failpoint("host.joined")
+    return fd
+
+
+def _namespace() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return "unknown"
 
 
 def _host_id(path: Path) -> str:

@@ -59,6 +59,14 @@ class HostLocks:
             if lock is not None:
                 lock.release()
 
+    def holder(self, resource: str) -> str:
+        """For people: the resource and the process that took the lock last, or its child."""
+        try:
+            pid = self.file(resource).read_text().split(" ", 1)[0]
+        except OSError:
+            pid = ""
+        return f"the lock of {resource}" + (f", taken by process {pid} or its child" if pid else "")
+
     def acquire(self, resource: str) -> HostLock | None:
         """The same for a holder that lets go by ``release``."""
         failpoint("lock.before")

@@ -41,6 +41,9 @@ class RepoAttach:
     def observe(self, step: Step[RepoAttachRequest], world: World) -> Observation:
         row = _row(step, world)
         path = world.host.path(step.request.clone)
+        if row is None and Clone(path, world).unfinished.exists():
+            # Only who holds the clone's lock makes one, and that is us now: nobody is at it.
+            return OursHalfMade({"attachment": None, "unfinished": str(path)})
         if row is None:
             return Absent({"attachment": None, "clone": str(path)})
         if row.ownership_key != step.idempotency_key:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ..runtime.ledger import operations, steps
+from ..runtime.ledger import tables as t
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.operations import Limits
 from ..runtime.ledger.steps import Expected
 from ..runtime.protocol.canonical import canonical_text
 from ..runtime.protocol.orders import Verb
 from ..runtime.protocol.states import CompensationState, StepState
-from .kind import Step, StepFailed
+from .kind import Step, StepFailed, StepRetry
 from .registry import ROW_KINDS
+
+RETRACT_AGAIN_MS: Final = 5_000
 
 
 class RowDriver:
@@ -29,7 +32,10 @@ class RowDriver:
             FenceLost, StaleExpectation: nothing was written.
         """
         if verb is Verb.COMPENSATE:
-            self._retract(step, kind, expected)
+            try:
+                self._retract(step, kind, expected)
+            except StepRetry as error:
+                self._retract_later(expected, error)
             return
         try:
             self._apply(step, kind, expected)
@@ -95,4 +101,25 @@ class RowDriver:
                 compensation=CompensationState.COMPENSATED,
                 undo_attempt=expected.undo_attempt + 1,
                 undo_proof=canonical_text(dict(proof)),
+            )
+
+    def _retract_later(self, expected: Expected, error: StepRetry) -> None:
+        reason = {"code": error.reason_code, "reason": error.message}
+        with self._database.transaction("undo.record") as connection:
+            operations.hold(
+                connection,
+                self._database,
+                expected.operation_id,
+                expected.fence,
+                lease_ms=self._limits.lease_ms + RETRACT_AGAIN_MS,
+            )
+            steps.settle_row(
+                connection,
+                expected,
+                expected.state,
+                compensation=CompensationState.RETRY_WAIT,
+                undo_attempt=expected.undo_attempt + 1,
+                undo_proof=canonical_text(reason),
+                doubts=t.steps.c.doubts + 1,
+                due_at=self._database.clock.in_ms(RETRACT_AGAIN_MS),
             )

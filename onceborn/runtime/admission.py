@@ -7,6 +7,7 @@ any failure is reported; the race between two lookups is closed by the unique in
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -32,6 +33,7 @@ from .protocol.handle import CreationHandle
 from .protocol.identity import normalize_external_id
 from .protocol.plan import InvalidManifest, Manifest
 from .protocol.states import Outcome
+from .protocol.unreadable import refuse_unreadable
 from .settings import Settings
 
 RequestMatch = Literal["same", "differs", "unknown"]
@@ -40,6 +42,8 @@ ENVELOPE: Final = frozenset({"external_id", "workspace_id"})
 """Fields of a create that are not part of the manifest."""
 
 _ROUNDS: Final = 5
+_SETTLING_PAUSES_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""How long a commit in doubt is asked after, while the database is away."""
 _HANDOFF_LEASE_MS: Final = 5_000
 """How long the admitting process has to hand off before the sweep takes the creation."""
 
@@ -162,21 +166,7 @@ class Admission:
                 if found is not None:
                     return found
                 continue
-            return Admitted(
-                outcome=None,
-                task_id=new.plan.task_id,
-                operation_id=new.plan.operation_id,
-                request_match="same",
-                handle=CreationHandle(
-                    operation_id=new.plan.operation_id,
-                    task_id=new.plan.task_id,
-                    workspace_id=workspace_id,
-                    completion_token=token,
-                    actor_hash=new.actor_hash,
-                    manifest_hash=new.manifest_hash,
-                    plan_hash=new.plan_hash,
-                ),
-            )
+            return _created(new, token)
         raise IdentityContended()
 
     def _resolve(
@@ -194,7 +184,7 @@ class Admission:
         plan = planning.resolve(
             manifest,
             host_id=host_id,
-            profiles=self._profiles(),
+            profiles=self._profiles,
             repository_roots=self._settings.repository_roots,
         )
         return creations.NewCreation(
@@ -220,10 +210,38 @@ class Admission:
                     raise _Held()
                 creations.insert_operation(connection, self._database, new)
         except (DatabaseUnavailable, FailpointError):
-            # The commit's answer may have been lost: our own operation ID settles it.
-            with self._database.reading() as connection:
-                if not creations.operation_exists(connection, new.plan.operation_id):
-                    raise
+            # The commit's answer may have been lost: our own operation ID settles it, and it must
+            # be settled here, or the look-up after a failure would find our own task.
+            if not self._happened(new.plan.operation_id):
+                raise
+
+    def _happened(self, operation_id: str) -> bool:
+        for pause_s in _SETTLING_PAUSES_S:
+            try:
+                with self._database.reading() as connection:
+                    return creations.operation_exists(connection, operation_id)
+            except DatabaseUnavailable:
+                time.sleep(pause_s)
+        with self._database.reading() as connection:
+            return creations.operation_exists(connection, operation_id)
+
+
+def _created(new: creations.NewCreation, token: bytes) -> Admitted:
+    return Admitted(
+        outcome=None,
+        task_id=new.plan.task_id,
+        operation_id=new.plan.operation_id,
+        request_match="same",
+        handle=CreationHandle(
+            operation_id=new.plan.operation_id,
+            task_id=new.plan.task_id,
+            workspace_id=new.workspace_id,
+            completion_token=token,
+            actor_hash=new.actor_hash,
+            manifest_hash=new.manifest_hash,
+            plan_hash=new.plan_hash,
+        ),
+    )
 
 
 def parse_manifest(body: Mapping[str, Any]) -> Manifest:
@@ -232,6 +250,7 @@ def parse_manifest(body: Mapping[str, Any]) -> Manifest:
     Raises:
         InvalidField: the first thing that is wrong, in the order of the model's fields.
     """
+    refuse_unreadable(dict(body))
     try:
         return Manifest.model_validate({k: v for k, v in body.items() if k not in ENVELOPE})
     except ValidationError as error:

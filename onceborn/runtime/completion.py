@@ -114,7 +114,9 @@ class Completion:
                 failure=canonical_text(_account(creation.steps)),
                 finished_at=self._database.clock.now(),
             )
-            creations.delete_live_task(connection, creation.operation.task_id, operation_id)
+            gone = creations.delete_live_task(connection, creation.operation.task_id, operation_id)
+            if gone != 1 and not creation.operation.deleted:
+                raise AbortRefused("the live task is not there", operation_id=operation_id)
 
     # -- parts --------------------------------------------------------------------------------
 

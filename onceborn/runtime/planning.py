@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from .ids import new_id
@@ -32,7 +32,7 @@ def resolve(
     manifest: Manifest,
     *,
     host_id: str,
-    profiles: Mapping[str, Profile],
+    profiles: Callable[[], Mapping[str, Profile]],
     repository_roots: tuple[Path, ...],
 ) -> Plan:
     """The plan of a creation, with operation, task and session IDs drawn.
@@ -49,7 +49,7 @@ def resolve(
     run: PlannedRun | None = None
     if manifest.profile is not None:
         session_id = new_id("ses")
-        steps.append(_session_step(manifest, manifest.profile, profiles, steps, session_id))
+        steps.append(_session_step(manifest, manifest.profile, profiles(), steps, session_id))
         if manifest.start_agent:
             key = launch_dispatch_key(operation_id, session_id)
             launch = AgentLaunchRequest(session_id=session_id, dispatch_key=key)

@@ -120,6 +120,9 @@ class Recovery:
                     token_spent=True,
                     owner=self._owner,
                     lease_until=self._database.clock.in_ms(self._limits.lease_ms),
+                    # What the former owner waited for may be free by now: the wait begins anew.
+                    busy_since=None,
+                    busy_with=None,
                 )
                 .returning(*_OWNED)
             )

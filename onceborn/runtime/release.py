@@ -12,6 +12,7 @@ from .ledger import operations
 from .ledger import tables as t
 from .ledger.database import Database
 from .ledger.operations import Limits
+from .ledger.statements import changed
 from .protocol.errors import FenceLost
 from .protocol.states import OperationState
 
@@ -36,8 +37,11 @@ def finish_claimed(database: Database, limits: Limits, operation_id: str, fence:
             lease_until=database.clock.in_ms(limits.lease_ms),
         )
         c = t.tasks.c
-        connection.execute(
+        cleared = changed(
+            connection,
             update(t.tasks)
             .where(c.id == row.task_id, c.operation_id == operation_id)
-            .values(external_id=None)
+            .values(external_id=None),
         )
+        if cleared != 1:
+            raise FenceLost(operation_id=operation_id, fence=fence)

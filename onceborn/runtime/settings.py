@@ -94,6 +94,7 @@ class Settings(BaseSettings):
             lease_ms=int(self.lease_s * 1000),
             progress_budget=self.progress_budget,
             step_attempts=self.step_attempts,
+            busy_ms=int((self.git_time_limit_s + 2 * self.lease_s + 60) * 1000),
         )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from ..activities.drive import Driver
 from ..activities.kind import StepRetry
@@ -25,7 +26,12 @@ from ..runtime.ledger import operations, steps
 from ..runtime.ledger.database import Database
 from ..runtime.ledger.operations import Limits
 from ..runtime.protocol import rules
-from ..runtime.protocol.errors import AbortRefused, CompletionRefused, FenceLost
+from ..runtime.protocol.errors import (
+    AbortRefused,
+    CompletionRefused,
+    DatabaseUnavailable,
+    FenceLost,
+)
 from ..runtime.protocol.orders import (
     Looked,
     OperationRef,
@@ -126,9 +132,17 @@ class CreationActivities:
         @activity.defn(name=name, no_thread_cancel_exception=True)
         def read(ref: OperationRef) -> Looked:
             with self._noted(ref.operation_id):
-                if first is not None:
-                    first(ref)
-                return self._settle_activity(self._driver.look(ref.operation_id, ref.fence))
+                try:
+                    if first is not None:
+                        first(ref)
+                    return self._settle_activity(self._driver.look(ref.operation_id, ref.fence))
+                except DatabaseUnavailable:
+                    raise  # repeated, for as long as it takes
+                except Exception as error:
+                    # Reading it again would say the same: an operation that is not in this ledger.
+                    raise ApplicationError(
+                        str(error), type=type(error).__name__, non_retryable=True
+                    ) from error
 
         return read
 

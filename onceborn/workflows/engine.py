@@ -78,7 +78,7 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client: Client | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[Client] | None = None
 
     async def client(self) -> Client:
         """The connected client; once there it heals its connection by itself.
@@ -86,10 +86,13 @@ class Engine:
         Raises:
             EngineUnavailable: Temporal cannot be reached.
         """
-        async with self._connecting:
-            if self._client is None:
-                self._client = await connect(self._settings)
+        if self._client is not None:
             return self._client
+        # One attempt at a time, which all who ask meanwhile share: nobody queues behind another's.
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(connect(self._settings))
+        self._client = await asyncio.shield(self._connecting)
+        return self._client
 
     async def check(self) -> None:
         """Ask for a sign of life.

@@ -21,7 +21,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from ..activities.cleanup import CleanupDriver
 from ..activities.drive import Driver
-from ..activities.host import open_host
+from ..activities.host import join_host, open_host
 from ..activities.kind import Host
 from ..activities.locks import HostLocks
 from ..runtime.cleanup import Cleanup
@@ -103,6 +103,7 @@ async def check_workflows() -> None:
 
 async def _work(settings: Settings, database: Database, stopping: asyncio.Event) -> None:
     host = await asyncio.to_thread(open_host, settings)
+    joined = await asyncio.to_thread(join_host, host)
     limits = settings.limits
     engine = Engine(settings)
     recovery = Recovery(database, limits, owner_name())
@@ -142,6 +143,7 @@ async def _work(settings: Settings, database: Database, stopping: asyncio.Event)
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, OncebornError):
                     await task
+    os.close(joined)
     log.info("worker.stopped", host=host.host_id)
 
 

@@ -187,7 +187,11 @@ def _row_forward(point: Point, at: int) -> Iterator[Edge]:
 
 
 def _row_back(point: Point, at: int) -> Iterator[Edge]:
-    took: list[Transition] = [(C.REQUIRED, C.COMPENSATED)]
+    before = point.seen.steps[at].compensation
+    if not point.seen.steps[at].exhausted:
+        later = point.with_step(at, point.effects[at], compensation=C.RETRY_WAIT, **LATER)
+        yield Edge(later, ((before, C.RETRY_WAIT),))
+    took: list[Transition] = [(before, C.COMPENSATED)]
     state = point.seen.steps[at].state
     if state is S.ARMED:
         took.append((S.ARMED, S.CANCELLED))

@@ -134,6 +134,8 @@ def upgrade() -> None:
         sa.Column("lease_until", sa.BigInteger(), nullable=False),
         sa.Column("driven_fence", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("claims_without_progress", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("busy_since", sa.BigInteger()),
+        sa.Column("busy_with", sa.Text()),
         sa.Column("parked_reason", sa.Text(), nullable=True),
         sa.Column("parked_at", sa.BigInteger(), nullable=True),
         sa.Column("deleted", sa.Boolean(), nullable=False, server_default=sa.false()),

@@ -246,14 +246,15 @@ class Attestor:
         if known is not None and known.ok:
             return known
         with self._lock:
-            if self._known is None or (not self._known.ok and self._is_stale()):
+            known = self._known  # once: it may be forgotten at any moment
+            if known is None or (not known.ok and self._is_stale()):
                 generation = self._generation
                 attestation = attest(self._database)
                 self._looked_at = time.monotonic()
                 # A connection that was lost meanwhile may have been another server's.
                 self._known = attestation if generation == self._generation else None
                 return attestation
-            return self._known
+            return known
 
     def require(self) -> None:
         """Let pass only if the schema is attested.

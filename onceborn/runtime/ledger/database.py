@@ -31,6 +31,8 @@ from ..failpoints import failpoint
 from ..protocol.errors import ConfigurationError, DatabaseUnavailable
 
 BUSY_TIMEOUT_MS: Final = 10_000
+LOCK_TIMEOUT_MS: Final = 20_000
+"""Longer than a paused process may keep a row: what waits longer is told so."""
 IDLE_IN_TRANSACTION_MS: Final = 10_000
 """PostgreSQL ends the session of a process that is paused inside a transaction, or it would hold
 the rows of its operation and its workspace for as long as it sleeps. Ours take milliseconds."""
@@ -125,7 +127,7 @@ class Database:
             with self.engine.begin() as connection:
                 yield connection
                 failpoint(f"{name}.commit")
-        except exc.DBAPIError as error:
+        except (exc.DBAPIError, exc.TimeoutError) as error:
             raise _translate(error) from error
         failpoint(f"{name}.committed")
 
@@ -141,7 +143,7 @@ class Database:
                 isolation_level="AUTOCOMMIT"
             ) as connection:
                 yield connection
-        except exc.DBAPIError as error:
+        except (exc.DBAPIError, exc.TimeoutError) as error:
             raise _translate(error) from error
 
     @contextmanager
@@ -158,7 +160,7 @@ class Database:
             ) as connection:
                 yield connection
                 connection.rollback()
-        except exc.DBAPIError as error:
+        except (exc.DBAPIError, exc.TimeoutError) as error:
             raise _translate(error) from error
 
     def dispose(self) -> None:
@@ -166,9 +168,11 @@ class Database:
         self.engine.dispose()
 
 
-def _translate(error: exc.DBAPIError) -> Exception:
+def _translate(error: exc.DBAPIError | exc.TimeoutError) -> Exception:
     # Only "not reachable" and "busy beyond its bound" become ours; a constraint error is a fact
     # that the caller decides by the constraint's name.
+    if isinstance(error, exc.TimeoutError):  # every pooled connection is in use
+        return DatabaseUnavailable()
     if error.connection_invalidated or isinstance(error, exc.InterfaceError):
         return DatabaseUnavailable()
     if not isinstance(error, exc.OperationalError):
@@ -184,13 +188,21 @@ def _postgresql(url: Any, pool_size: int) -> Engine:
         pool_size=pool_size,
         max_overflow=0,
         pool_pre_ping=True,
-        pool_timeout=30,
+        pool_timeout=10,
+        hide_parameters=True,
         connect_args={
             "connect_timeout": 5,
+            # A server that has gone silent is given up in seconds, not in the two hours that the
+            # system would wait.
+            "keepalives_idle": 5,
+            "keepalives_interval": 3,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 15_000,
             # A process that is paused in the middle of a transaction must not hold its row locks
             # beyond its lease: the server ends the transaction, and with it the session.
             "options": "-c timezone=UTC"
-            f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS}",
+            f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS}"
+            f" -c lock_timeout={LOCK_TIMEOUT_MS}",
         },
     )
 
@@ -202,6 +214,7 @@ def _sqlite(url: Any, pool_size: int) -> Engine:
         poolclass=QueuePool,
         pool_size=1 if in_memory else pool_size,
         max_overflow=0,
+        hide_parameters=True,
         connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
     )
 

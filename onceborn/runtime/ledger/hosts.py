@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select, update
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from . import tables as t
 from .database import Database
@@ -17,10 +20,13 @@ def seen(connection: Connection, database: Database, host_id: str, name: str, qu
     alive = update(t.hosts).where(c.id == host_id, c.evicted_at.is_(None)).values(values)
     if changed(connection, alive) == 1:
         return True
-    if connection.execute(select(c.id).where(c.id == host_id)).first() is not None:
-        return False
-    connection.execute(insert(t.hosts).values(id=host_id, registered_at=now, **values))
-    return True
+    dialect: Any = sqlite if database.is_sqlite else postgresql
+    first = dialect.insert(t.hosts).values(id=host_id, registered_at=now, **values)
+    if changed(connection, first.on_conflict_do_nothing(index_elements=[c.id])) == 1:
+        return True
+    # Another worker of the host was first, or it is barred: a second statement tells.
+    evicted = select(c.evicted_at).where(c.id == host_id)
+    return connection.execute(evicted).scalar_one_or_none() is None
 
 
 def place(connection: Connection) -> str | None:

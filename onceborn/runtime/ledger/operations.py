@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, select, update
+from sqlalchemy import Connection, Row, case, func, select, update
 
 from ..protocol.errors import FenceLost
 from ..protocol.snapshot import Snapshot, StepView
@@ -26,6 +26,8 @@ class Limits:
     lease_ms: int = 30_000
     progress_budget: int = 5
     step_attempts: int = 8
+    busy_ms: int = 1_020_000
+    """Longer than anybody may hold a host lock: git's time limit and what ends it."""
 
 
 def hold(
@@ -37,14 +39,22 @@ def hold(
     lease_ms: int,
     states: Sequence[OperationState] = DRIVABLE,
     progress: bool = False,
+    busy_with: str | None = None,
 ) -> None:
     """Lock the operation, prove that ``fence`` still owns it, and renew its lease.
+
+    ``busy_with``: it does nothing but wait for this; how long it has is counted.
 
     Raises:
         FenceLost: another owner has it, it is parked, or it is in none of ``states``.
     """
     o = t.operations.c
-    values: dict[str, Any] = {"lease_until": database.clock.in_ms(lease_ms)}
+    since = None if busy_with is None else func.coalesce(o.busy_since, database.clock.now())
+    values: dict[str, Any] = {
+        "lease_until": database.clock.in_ms(lease_ms),
+        "busy_since": since,
+        "busy_with": busy_with,
+    }
     if progress:
         values["claims_without_progress"] = 0
     statement = (
@@ -122,8 +132,10 @@ def snapshot(
     Raises:
         FenceLost: there is no such operation.
     """
+    o = t.operations.c
+    overdue = o.busy_since + limits.busy_ms <= database.clock.now()
     row = connection.execute(
-        select(t.operations).where(t.operations.c.id == operation_id)
+        select(t.operations, overdue.label("overdue")).where(o.id == operation_id)
     ).one_or_none()
     if row is None:
         raise FenceLost(operation_id=operation_id, fence=fence)
@@ -135,6 +147,7 @@ def snapshot(
         steps=step_views(connection, database, operation_id, limits),
         parked=row.parked_reason,
         budget_spent=row.claims_without_progress > limits.progress_budget,
+        blocked=row.busy_with if row.overdue else None,
         deleted=row.deleted,
         run_id=_admitted_run(connection, row),
     )

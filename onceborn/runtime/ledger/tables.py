@@ -151,6 +151,8 @@ operations = Table(
     Column("lease_until", BigInteger, nullable=False),
     Column("driven_fence", BigInteger, nullable=False, server_default="0"),
     Column("claims_without_progress", Integer, nullable=False, server_default="0"),
+    Column("busy_since", BigInteger),
+    Column("busy_with", Text),
     Column("parked_reason", Text),
     Column("parked_at", BigInteger),
     Column("deleted", Boolean, nullable=False, server_default=false()),

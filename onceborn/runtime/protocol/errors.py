@@ -219,3 +219,4 @@ class ConfigurationError(OncebornError):
     """The configuration is not usable."""
 
     code = "configuration_error"
+    http_status = 503

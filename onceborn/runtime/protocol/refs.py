@@ -105,6 +105,8 @@ def check_source(value: str, field: str) -> str:
         raise InvalidField(
             field, f"{field} must not carry credentials; set up a git credential helper on the host"
         )
+    if parts.query or parts.fragment:
+        raise InvalidField(field, f"{field} must not have a query or a fragment")
     return value
 
 

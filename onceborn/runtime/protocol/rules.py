@@ -128,6 +128,8 @@ def next_action(snapshot: Snapshot) -> Action:
         return Stop(StopReason.PARKED)
     if snapshot.budget_spent:
         return Park("no progress over as many claims as the budget allows")
+    if snapshot.blocked is not None:
+        return Park(f"waits too long for {snapshot.blocked}")
     if snapshot.state is O.COMPLETING:
         return CommitCompletion()
     if snapshot.state is O.PREPARING_RELEASE:

@@ -43,6 +43,8 @@ class Snapshot:
     parked: str | None = None
     budget_spent: bool = False
     """As many claims as allowed ended without progress: it is parked."""
+    blocked: str | None = None
+    """What it has waited for longer than anybody may hold it."""
     deleted: bool = False
     """The workspace, and with it the task, was deleted: undo."""
     run_id: str | None = None

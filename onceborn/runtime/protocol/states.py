@@ -89,10 +89,10 @@ STEP_TRANSITIONS: Final[dict[StepState, frozenset[StepState]]] = {
 
 COMPENSATION_TRANSITIONS: Final[dict[CompensationState, frozenset[CompensationState]]] = {
     _C.NONE: frozenset({_C.REQUIRED}),
-    # Row-only kinds go from required to compensated in one transaction.
-    _C.REQUIRED: frozenset({_C.RUNNING, _C.COMPENSATED}),
+    # Row-only kinds go to compensated, or to waiting for another try, in one transaction.
+    _C.REQUIRED: frozenset({_C.RUNNING, _C.COMPENSATED, _C.RETRY_WAIT}),
     _C.RUNNING: frozenset({_C.RUNNING, _C.COMPENSATED, _C.TRANSFERRED, _C.RETRY_WAIT, _C.UNKNOWN}),
-    _C.RETRY_WAIT: frozenset({_C.RUNNING}),
+    _C.RETRY_WAIT: frozenset({_C.RUNNING, _C.COMPENSATED, _C.RETRY_WAIT}),
     _C.UNKNOWN: frozenset({_C.RUNNING}),
     _C.COMPENSATED: frozenset(),
     _C.TRANSFERRED: frozenset(),

@@ -10,9 +10,11 @@ from urllib.parse import parse_qsl
 from litestar import Request
 
 from ...runtime.protocol.errors import BodyTooLarge, InvalidField, MalformedBody
+from ...runtime.protocol.unreadable import Unreadable
 
 AnyRequest = Request[Any, Any, Any]
 _MAX_QUERY_FIELDS: Final = 20
+_MAX_DIGITS: Final = 400
 
 
 class ClientGone(Exception):
@@ -45,7 +47,10 @@ async def read_body(request: AnyRequest, limit: int) -> bytes | None:
 
 
 def parse_object(raw: bytes | None, limit: int) -> dict[str, Any]:
-    """The JSON object (RFC 8259, and without repeated names, as I-JSON demands) in a body.
+    """The JSON object (RFC 8259) in a body.
+
+    A name that occurs twice, a number beyond a double and the like become ``Unreadable``: the
+    request is refused for them, but not before its identity was looked up.
 
     Raises:
         BodyTooLarge: the body was not read for its size.
@@ -61,6 +66,7 @@ def parse_object(raw: bytes | None, limit: int) -> dict[str, Any]:
             raw.decode("utf-8"),
             parse_constant=_no_constant,
             parse_float=_finite,
+            parse_int=_integer,
             object_pairs_hook=_distinct,
         )
     except UnicodeDecodeError:
@@ -78,19 +84,23 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _finite(text: str) -> float | Unreadable:
     number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is beyond what a double can hold")
-    return number
+    return number if math.isfinite(number) else Unreadable("is beyond what a double can hold")
+
+
+def _integer(text: str) -> int | Unreadable:
+    if len(text) > _MAX_DIGITS:
+        return Unreadable("has too many digits")
+    return int(text)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {json.dumps(repeated)} occurs twice in one object")
+        for name in {name for name in names if names.count(name) > 1}:
+            document[name] = Unreadable("occurs twice in one object")
     return document
 
 

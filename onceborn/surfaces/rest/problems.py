@@ -12,6 +12,7 @@ from litestar.exceptions import HTTPException
 from litestar.serialization import encode_json
 
 from ...runtime.protocol.errors import (
+    ConfigurationError,
     DatabaseUnavailable,
     EngineUnavailable,
     InvalidField,
@@ -23,6 +24,8 @@ MEDIA_TYPE: Final = "application/problem+json"
 _RETRY_AFTER: Final = {429: "5", 503: "2"}
 _RESERVED: Final = frozenset({"type", "title", "status", "detail", "code"})
 _OF_STATUS: Final = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_INSIDE: Final = (ConfigurationError, DatabaseUnavailable, EngineUnavailable)
+"""Their messages name places that only an operator may know; they are in the log."""
 _log = structlog.get_logger("onceborn.rest")
 
 
@@ -57,7 +60,7 @@ def refused(error: OncebornError, **fields: Any) -> Response[bytes]:
         return internal(error)
     if isinstance(error, InvalidField):
         title = "A field of the request is not valid."
-    if isinstance(error, EngineUnavailable | DatabaseUnavailable) and error.fields:
+    if isinstance(error, _INSIDE) and (error.fields or isinstance(error, ConfigurationError)):
         _log.warning("not available", code=error.code, reason=error.message)
         error = type(error)(public_message(error))
     headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
@@ -66,7 +69,7 @@ def refused(error: OncebornError, **fields: Any) -> Response[bytes]:
 
 def public_message(error: OncebornError) -> str:
     """The message without what only an operator may know (where Temporal or the database is)."""
-    if isinstance(error, EngineUnavailable | DatabaseUnavailable):
+    if isinstance(error, _INSIDE):
         return (type(error).__doc__ or "").strip().splitlines()[0]
     return error.message
 

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from ...runtime.admission import Admission
 from ...runtime.ledger.attestation import Attestor
 from ...runtime.ledger.database import Database
+from ...runtime.protocol.errors import DatabaseUnavailable
 from ...runtime.protocol.handle import CreationHandle
 from ...runtime.settings import Settings
 
 T = TypeVar("T")
 
+ANSWER_WITHIN_S: Final = 30.0
+"""Beyond every limit that the database itself is given: a server that has gone silent."""
 THREADS = 16
 """As many as the database has pooled connections, so no thread ever waits for one."""
 
@@ -52,5 +55,13 @@ class Services:
     )
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a synchronous call in a ledger thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        """Run a synchronous call in a ledger thread.
+
+        Raises:
+            DatabaseUnavailable: it has not answered within ``ANSWER_WITHIN_S`` seconds.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        try:
+            return await asyncio.wait_for(running, ANSWER_WITHIN_S)
+        except TimeoutError:
+            raise DatabaseUnavailable from None

@@ -13,6 +13,7 @@ from litestar import Response
 
 from ...runtime.admission import Admitted
 from ...runtime.protocol.errors import (
+    ConfigurationError,
     CreationAborted,
     DatabaseUnavailable,
     EngineUnavailable,
@@ -43,8 +44,8 @@ async def finish(
             _disconnected(request),
             services.stopping.wait(),
         )
-    except (EngineUnavailable, DatabaseUnavailable) as error:
-        what = "Temporal" if isinstance(error, EngineUnavailable) else "the database"
+    except (EngineUnavailable, DatabaseUnavailable, ConfigurationError) as error:
+        what = "the database" if isinstance(error, DatabaseUnavailable) else "Temporal"
         how = _HOW_TO_GO_ON.format(what=what, task_id=admitted.task_id)
         return _with_ids(type(error)(f"{public_message(error).rstrip('.')}. {how}"), admitted)
     if settled is None:
