@@ -1,5 +1,7 @@
 # One command each. `make` alone lists them.
 PYTHON ?= python3
+# Tests side by side: most of them wait for processes, so one more than two cores have.
+JOBS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -29,7 +31,7 @@ demo: $(STAMP)
 	$(BIN)/python -m demo
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
