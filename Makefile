@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check proofs docs lock bench clean
+.PHONY: help demo test check proofs docs lock bench clean schedules mutations
 
 help:
 	@echo "make demo    show the whole runtime on real processes"
@@ -14,6 +14,8 @@ help:
 	@echo "make check   format, lint, types, layers, generated pages"
 	@echo "make proofs  which test proves which scenario, on which database"
 	@echo "make bench   the benchmarks"
+	@echo "make schedules N=20000   random schedules; SEED=... replays one"
+	@echo "make mutations           each law broken on purpose, and the test that notices"
 	@echo "make docs    write the generated pages"
 	@echo "make lock    lock the dependencies by hash (needs uv)"
 	@echo "make clean   remove the environment and all caches"
@@ -42,6 +44,13 @@ check: $(STAMP)
 
 proofs: $(STAMP)
 	@$(BIN)/pytest --collect-only --proofs | sed -n '/= proofs =/,$$p'
+
+N ?= 4000
+schedules: $(STAMP)
+	$(BIN)/python tools/schedules.py -n $(N) $(if $(SEED),--seed $(SEED)) $(if $(FIRST),--first $(FIRST))
+
+mutations: $(STAMP)
+	$(BIN)/python tools/mutations.py $(ONLY)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -65,6 +65,8 @@ class Schedule:
         return cls(events=events, **document)
 
 
+_JUMPS_MS: Final = (500, 2_000, 31_000, 31_000, 90_000, 1_100_000, -5_000, -60_000)
+"""The longest is more than anybody may hold a host lock."""
 _WEIGHTS: Final = {
     "run": 40,
     "last": 15,
@@ -133,7 +135,7 @@ def _event(dice: random.Random, does: str, theme: str) -> Event:
             ending = dice.choices(ENDINGS, weights)[0]
             return Event(does, at, dice.choice((1, 2, 3, 5, 8, 13, 30, 80)), ending)
         case "clock":
-            return Event(does, n=dice.choice((500, 2_000, 31_000, 31_000, 90_000, -5_000, -60_000)))
+            return Event(does, n=dice.choice(_JUMPS_MS))
         case "takeover":
             return Event(does, n=dice.choice((31_000, 95_000, 95_000)))
         case "child":

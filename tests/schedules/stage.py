@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,7 +18,7 @@ from onceborn.activities.locks import HostLocks
 from onceborn.runtime import failpoints
 from onceborn.runtime.admission import Admitted
 from onceborn.runtime.completion import Completion
-from onceborn.runtime.ledger import runs
+from onceborn.runtime.ledger import runs, stuck
 from onceborn.runtime.protocol import rules
 from onceborn.runtime.protocol.errors import DatabaseUnavailable, FenceLost
 from onceborn.runtime.protocol.orders import Looked, OperationRef, order_of
@@ -26,11 +27,11 @@ from onceborn.workflows.creation_activities import CreationActivities
 from onceborn.workflows.dispatch import _note
 from onceborn.workflows.engine import Engine
 
-from .baton import ENDLESS, Ending, Task, boundary
+from .baton import ENDLESS, Ending, Task, boundary, current
 from .check import findings
 from .events import Event, Schedule
 from .kinds import fake_kinds
-from .ledger import LEASE_MS, Ledger
+from .ledger import LEASE_MS, START_MS, Ledger
 from .world import FakeWorld
 
 FAILURES_IN_A_ROW: Final = 5
@@ -38,6 +39,7 @@ FAILURES_IN_A_ROW: Final = 5
 ROUNDS: Final = 60
 UNPARKED_AT_MOST: Final = 4
 MANY_ACTIONS: Final = 400
+MANY_BOUNDARIES: Final = 1_000
 
 
 class Stage:
@@ -78,12 +80,18 @@ class Stage:
         self.refs: list[OperationRef] = []
         self.answers: list[Admitted] = []
         self.wrong: list[str] = []
+        self.late: list[Task] = []
         self._number = 0
 
     # -- one schedule -------------------------------------------------------------------------
 
-    def play(self, schedule: Schedule) -> list[str]:
-        """What is wrong with how it ended; nothing, it is to be hoped."""
+    def play(
+        self, schedule: Schedule, tell: Callable[[str], None] = lambda line: None
+    ) -> list[str]:
+        """What is wrong with how it ended; nothing, it is to be hoped.
+
+        ``tell`` gets a line for each event, with where every task then stands.
+        """
         self.ledger.clear()
         self.world.clear()
         self._clear()
@@ -95,6 +103,7 @@ class Stage:
         try:
             for event in schedule.events:
                 self.happen(event)
+                tell(f"{event!s:<40} {self._tasks_now()}")
             self.settle()
             self.wrong += findings(self)
             self.wake_the_late()
@@ -103,6 +112,16 @@ class Stage:
             failpoints.watch(None)
             structlog.configure(**quiet)
         return sorted(set(self.wrong + self.world.wrong))
+
+    def ends(self) -> Counter[str]:
+        """How many operations ended in which way, of the schedule that was played last."""
+        rows = self.ledger.ask("SELECT state, outcome, parked_reason FROM operations")
+        ends = Counter(str(row["outcome"] or row["state"]) for row in rows)
+        ends["late tasks woken"] += len(self.late)
+        return ends
+
+    def _tasks_now(self) -> str:
+        return ", ".join(f"{task.name}@{task.point}" for task in self.alive())
 
     def happen(self, event: Event) -> None:
         """One event; nothing where it has no target now."""
@@ -118,6 +137,20 @@ class Stage:
     def _last(self, event: Event) -> None:
         """The youngest task goes on: the present owner, more often than not."""
         self._run(Event("run", -1, event.n, event.what))
+
+    def _until(self, event: Event) -> None:
+        """A task goes on to a boundary by name (``what``), and dies there if ``n`` is 1."""
+        task = _pick(self.alive(), event.at)
+        if task is None:
+            return
+        for _ in range(MANY_BOUNDARIES):
+            self.resume(task, 1)
+            if task.done or task.point == event.what:
+                break
+        else:
+            self.wrong.append(f"{task.name} never comes to {event.what}")
+        if event.n:
+            self.resume(task, 0, "die")
 
     def _takeover(self, event: Event) -> None:
         """Time passes, and a sweep takes what has lost its owner."""
@@ -334,7 +367,6 @@ class Stage:
         self.world.lies.clear()
         self.world.blind.clear()
         dice = random.Random(self.schedule.seed)
-        self.late: list[Task] = []
         for child in list(self.world.alone):
             while child in self.world.alone:
                 self.world.leave(child, finish=dice.random() < 0.7)
@@ -345,9 +377,7 @@ class Stage:
                 self.late.append(task)
             elif lot == "dies":
                 self.resume(task, 0, "die")
-                task_died = task.done
-                if not task_died:
-                    self.finish(task)
+                self.finish(task)
             else:
                 self.finish(task)
         unparked = 0
@@ -375,7 +405,7 @@ class Stage:
 
     def _longest_lease(self) -> int:
         (row,) = self.ledger.ask("SELECT max(lease_until) AS until FROM operations")
-        now = 1_700_000_000_000 + self.ledger.clock.offset_ms
+        now = START_MS + self.ledger.clock.offset_ms
         return max(int(row["until"]) - now, 0) + LEASE_MS
 
     def everybody_finishes(self) -> None:
@@ -397,14 +427,13 @@ class Stage:
             self.resume(task)
 
     def unpark(self) -> int:
-        """What an operator's un-park does: it clears the parking, and nothing else."""
-        count = self.ledger.outside(
-            "UPDATE operations SET parked_reason = NULL, parked_at = NULL,"
-            " claims_without_progress = 0 WHERE parked_reason IS NOT NULL"
-        )
-        if count:
-            self.ledger.outside("UPDATE steps SET doubts = 0")
-        return count
+        """An operator un-parks what is parked: that clears the parking, and nothing else."""
+        parked = self.ledger.ask("SELECT id FROM operations WHERE parked_reason IS NOT NULL")
+        database = self.ledger.database
+        for row in parked:
+            with database.transaction("operators.unpark") as connection:
+                stuck.unpark(connection, database, row["id"])
+        return len(parked)
 
     def wake_the_late(self) -> None:
         """Owners that slept through it all wake up: nothing may change."""
@@ -447,10 +476,11 @@ class _LocksOf:
     def try_lock(self, resource: str) -> Any:
         return self._world.locks.try_lock(resource)
 
+    def holder(self, resource: str) -> str:
+        return f"the lock of {resource}"
+
 
 def _me() -> Task:
-    from .baton import current
-
     task = current()
     assert task is not None
     return task
