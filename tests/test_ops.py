@@ -17,6 +17,7 @@ import pytest
 import typer.main
 from sqlalchemy import update
 from support.office import Office, git
+from support.stack import Play, until
 from support.world import digest_of_everything, rows, workplace
 
 from onceborn.runtime import access, failpoints
@@ -454,3 +455,45 @@ def test_what_a_terminal_is_refused(office: Office, terminal: Terminal) -> None:
         assert wrong.returncode == 1
         assert operation["host_id"] in wrong.stderr
     assert list(elsewhere.iterdir()) == []
+
+
+# -- on the real stack ----------------------------------------------------------------------------
+
+
+@pytest.mark.proves("X10")
+def test_a_caller_who_waits_on_a_parked_creation_gets_it_once_it_is_unparked(
+    database_url: str, temporal_address: str, temporal_namespace: str, tmp_path: Path
+) -> None:
+    play = Play(
+        tmp_path.resolve(),
+        DATABASE_URL=database_url,
+        TEMPORAL_ADDRESS=temporal_address,
+        TEMPORAL_NAMESPACE=temporal_namespace,
+        ONCEBORN_LEASE_S="2",
+        ONCEBORN_SWEEP_INTERVAL_S="0.3",
+        ONCEBORN_STEP_ATTEMPTS="2",
+        ONCEBORN_RETRY_BASE_S="0.1",
+    )
+    try:
+        play.up()
+        victim = play.worker("worktree.observed=kill@1")
+        waiting = play.creating("E", **play.manifest())
+        victim.wait(60)
+        task_id = play.holder("E")
+        request = json.loads(play.steps(task_id)["worktree:0"]["request"])
+        path = play.data / request["path"]
+        git(path, "switch", "-q", "-c", "theirs")
+        play.worker()
+        until("it to be parked", lambda: play.operation(task_id)["parked_reason"])
+        assert not waiting.done()
+        token = play._onceborn("token", "create", play.workspace_id, "--role", "operator", "--json")
+        play.settings["ONCEBORN_TOKEN"] = json.loads(token)["token"]
+        listed = json.loads(play._onceborn("ops", "list", "--stuck", "--json"))
+        assert [line["task_id"] for line in listed["operations"]] == [task_id]
+        git(path, "switch", "-q", request["branch"])
+        play._onceborn("ops", "unpark", task_id)
+        answer = waiting.result().json()
+        assert (answer["id"], answer["creation_complete"]) == (task_id, True)
+        play.alone(task_id)
+    finally:
+        play.down()

@@ -87,7 +87,7 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.proves("SA18", "SA20", "S05")
+@pytest.mark.proves("SA18", "SA20")
 @pytest.mark.parametrize(("change", "told"), CHANGES, ids=[c.__name__ for c, _ in CHANGES])
 def test_a_worktree_that_was_changed_differs_and_is_left_alone(
     office: Office, change: Callable[[Path], None], told: str
@@ -105,7 +105,6 @@ def test_a_worktree_that_was_changed_differs_and_is_left_alone(
     assert office.branches(operation) == branches
 
 
-@pytest.mark.proves("S05")
 @pytest.mark.parametrize(
     ("table", "column", "value", "step", "field"),
     [
@@ -130,7 +129,6 @@ def test_each_field_that_differs_is_named(
         assert fields(verified[step])[field][1] != fields(verified[step])[field][0]
 
 
-@pytest.mark.proves("S05")
 @pytest.mark.parametrize("step", ["repo_attach:0", "worktree:0"])
 def test_evidence_that_was_changed_is_told_by_field_and_hash(office: Office, step: str) -> None:
     operation = completed(office)
