@@ -69,6 +69,7 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.captureWarnings(True)  # a library's warning is a line like any other
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
