@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,7 +174,15 @@ class Office:
 
 
 def _repository(folder: Path) -> Path:
-    folder.mkdir(parents=True)
+    """A copy of one repository that is made once: a dozen git processes a test add up."""
+    shutil.copytree(_template(), folder, symlinks=True)
+    return folder
+
+
+@functools.cache
+def _template() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="onceborn-office-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     git(folder, "init", "-q", "-b", "trunk")
     (folder / "file.txt").write_text("content\n")
     (folder / "inner").mkdir()
