@@ -80,7 +80,10 @@ PLACES: dict[str, dict[str, tuple[str, ...]]] = {
         "generated_config": ("gitconfig.publish", "gitconfig.published"),
     },
     "activities/gitlocks.py": {"_clear_if_stale": ("git.lock_clear", "git.lock_cleared")},
-    "activities/host.py": {"_host_id": ("host.name", "host.named")},
+    "activities/host.py": {
+        "_host_id": ("host.name", "host.named"),
+        "join_host": ("host.join", "host.joined"),
+    },
     "activities/ownership.py": {
         "write_intent": ("intent.before", "intent.written"),
         "forget_intent": ("intent.forget", "intent.forgotten"),
@@ -106,7 +109,13 @@ PLACES: dict[str, dict[str, tuple[str, ...]]] = {
             "quarantine.keep",
             "quarantine.kept",
         ),
+        "drop_empty_trash": ("trash.drop", "trash.dropped"),
         "Undoing._drop_empty_parent": (),  # an empty folder, before the forgotten intent's commit
+    },
+    "activities/worktree_kept.py": {
+        "WorktreeKept._moved_away": ("purge.folder_move", "purge.folder_moved"),
+        "WorktreeKept._remove": ("purge.folder_remove", "purge.folder_removed"),
+        "_move_back": ("purge.move_back", "purge.moved_back"),
     },
     "activities/agent.py": {
         "bar": ("agent.bar", "agent.barred"),
@@ -201,8 +210,8 @@ def _point(argument: ast.expr) -> str:
 def _crosses(name: str, node: ast.Call) -> bool:
     if _is_text_method(name, node):
         return False
-    tail = "." + name.rpartition(".")[2]
-    two = "." + ".".join(name.split(".")[-2:])
+    tail = "." + name.rpartition(".")[2] if "." in name else name
+    two = "." + ".".join(name.split(".")[-2:]) if "." in name else name
     for boundary in TRANSACTION | SPAWN | LOCK | TEMPORAL | FILES | SIGNAL:
         if boundary in (name, tail, two):
             # `signal.signal(...)` sets a handler; a workflow handle's `.signal` is a call.
