@@ -258,7 +258,7 @@ def test_a_shim_with_another_token_does_not_launch(host: Host, worktree: Path) -
     directory = agent.run_directory(host, "run_1")
     directory.mkdir(parents=True)
     what = spec(worktree, *counting(worktree))
-    agent._write_launch(directory, what)
+    agent._write_launch(directory, what, lambda: None)
     assert run_shim(directory, "another") == shim.NOT_OURS
     assert look(directory).state == "absent"
 
@@ -266,7 +266,7 @@ def test_a_shim_with_another_token_does_not_launch(host: Host, worktree: Path) -
 def test_a_barred_run_launches_never(host: Host, worktree: Path) -> None:
     directory = agent.run_directory(host, "run_1")
     directory.mkdir(parents=True)
-    agent._write_launch(directory, spec(worktree, *counting(worktree)))
+    agent._write_launch(directory, spec(worktree, *counting(worktree)), lambda: None)
     assert agent.bar(host, "run_1").state == "absent"
     assert run_shim(directory, "t1") == shim.NOT_OURS
     assert look(directory).state == "absent"
