@@ -93,11 +93,11 @@ def run(folder: Path, given: argparse.Namespace) -> tuple[list[dict[str, Any]], 
         )
         if not given.no_stack:
             with running_temporal(folder / "temporal") as address:
+                more = ["--temporal", address]
                 _all(
                     [
-                        _module("crash.stack", folder / f"{name}-stack.jsonl", *more)
-                        + ["--temporal", address]
-                        for name, more in lanes.items()
+                        _module("crash.stack", folder / f"{name}-stack.jsonl", *more, *where)
+                        for name, where in lanes.items()
                     ]
                 )
     files = sorted(folder.glob("*.jsonl"))
