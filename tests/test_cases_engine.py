@@ -156,6 +156,19 @@ def test_a_plain_error_in_workflow_code_ends_that_run_and_parks_in_time(
     assert [row["type"] for row in events] == ["task.created"]
 
 
+@pytest.mark.parametrize("point", ["worktree.performed", "complete.commit.commit"])
+def test_an_activity_that_fails_is_followed_by_a_look_and_not_by_another_owner(
+    play: Play, point: str
+) -> None:
+    """In a short step and in Complete: a passing fault costs no lease."""
+    play.worker(f"{point}=raise@1")
+    response = play.create("E", **play.manifest())
+    assert outcome(response) == "created"
+    task_id = response.json()["id"]
+    assert play.operation(task_id)["fence"] == 2  # Complete's own raise over the first owner
+    play.alone(task_id)
+
+
 # -- a worker as it is installed -------------------------------------------------------------------
 
 

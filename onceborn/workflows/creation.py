@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, TimeoutType, is_cancelled_exception
+from temporalio.exceptions import FailureError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
@@ -82,7 +82,9 @@ class CreationWorkflow:
     async def _act(self, ref: OperationRef, action: rules.Action) -> Looked:
         try:
             looked = await self._do(ref, action)
-        except ActivityError as error:
+        except FailureError as error:
+            # Of a regular activity it is an ActivityError around the cause, of a local one the
+            # cause itself (seen).
             if is_cancelled_exception(error):
                 raise
             return await self._after_failure(ref, error)
@@ -133,7 +135,7 @@ class CreationWorkflow:
         )
         return looked
 
-    async def _after_failure(self, ref: OperationRef, error: ActivityError) -> Looked:
+    async def _after_failure(self, ref: OperationRef, error: FailureError) -> Looked:
         # What the attempt did is not known; the ledger and the world say. Bounded, so that a fault
         # that nobody foresaw ends here, is claimed again, and parks in time.
         cause = error.cause
