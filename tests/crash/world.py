@@ -63,7 +63,8 @@ class Branch:
 def branches(clone: Path) -> list[Branch]:
     """The local branches of a clone with their reflogs, as git tells them."""
     found = []
-    listed = git("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads", cwd=clone)
+    what = ("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads")
+    listed = git(*what, cwd=clone, check=False)  # a ruined clone has none
     for line in listed.splitlines():
         ref, commit = line.split()
         log = git("log", "-g", "--format=%gs", ref, "--", cwd=clone, check=False).splitlines()
@@ -76,7 +77,8 @@ def worktrees(clone: Path) -> dict[Path, str | None]:
     """The registered worktrees of a clone, each with its branch (None: detached)."""
     found: dict[Path, str | None] = {}
     path: Path | None = None
-    for line in git("worktree", "list", "--porcelain", cwd=clone).splitlines():
+    listed = git("worktree", "list", "--porcelain", cwd=clone, check=False)
+    for line in listed.splitlines():
         word, _, rest = line.partition(" ")
         if word == "worktree":
             path = Path(rest)
