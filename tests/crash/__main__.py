@@ -14,6 +14,7 @@ from pathlib import Path
 from support.postgresql import PostgreSQL
 
 from .lane import Cell, Lane
+from .sabotage import SABOTAGES
 from .scenes import SCENES
 
 
@@ -26,12 +27,15 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many cells, drawn with --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="cells whose name holds this text")
+    parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="break a law on purpose")
     parser.add_argument("--scene", action="append", help="these scenes only")
     given = parser.parse_args()
     server = PostgreSQL(given.postgresql) if given.postgresql else None
     lane = Lane(given.folder, server)
     try:
         lane.prepare([s for s in SCENES if not given.scene or s.name in given.scene])
+        if given.sabotage:
+            SABOTAGES[given.sabotage]()
         with given.out.open("a") as out:
             for cell in chosen(lane.cells(), given):
                 result = lane.run(cell)

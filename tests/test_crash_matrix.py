@@ -1,0 +1,88 @@
+"""The crash matrix, a representative part; and late, doubled and mistimed owners.
+
+The whole of it is ``make crash-matrix``; docs/crash-matrix.md tells what it came to. A cell is
+described in tests/crash/lane.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash.lane import ACTIONS
+
+HERE = Path(__file__).resolve().parent
+SEED = 3
+"""Drawn once; `make crash-matrix` plays every cell."""
+SCENES = ["fresh", "half a worktree", "a branch is taken"]
+CELLS = 20
+
+
+def lane(folder: Path, server: str | None, *arguments: str) -> list[dict[str, Any]]:
+    """A lane as a process of its own: it forks, which a process with threads must not."""
+    out = folder / "cells.jsonl"
+    command = [sys.executable, "-m", "crash", "--folder", str(folder / "lane"), "--out", str(out)]
+    if server is not None:
+        command += ["--postgresql", server]
+    done = subprocess.run(
+        [*command, *arguments],
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory, where there is some: processes die here, not disks."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="crash-", dir=memory if memory.is_dir() else None
+    ) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def server(backend: str, request: pytest.FixtureRequest) -> str | None:
+    if backend == "sqlite":
+        return None
+    return str(request.getfixturevalue("postgresql").url("postgres"))
+
+
+@pytest.mark.proves("X01", "X02", "X03", "X04", "X11", "X12")
+@pytest.mark.proves("S03", "S04", "SA03", "SA14", "SC07", "SH01", "SH04")
+def test_a_sample_of_the_matrix_holds(folder: Path, server: str | None) -> None:
+    scenes = [part for scene in SCENES for part in ("--scene", scene)]
+    results = lane(folder, server, *scenes, "--sample", str(CELLS), "--seed", str(SEED))
+    assert len(results) == CELLS
+    assert {result["cell"]["action"] for result in results} >= set(ACTIONS)
+    told = [(r["cell"], r["problems"], r["log"]) for r in results if r["problems"]]
+    assert told == []
+    assert [r["cell"] for r in results if "not reached" in r["notes"]] == []
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("sabotage", "cell"),
+    [
+        # Both times an owner of the next fence waits for the paused one's lock.
+        ("guard", "intent.before@1 / stop"),
+        ("fence", "step.claim.begin@2 / stop"),
+    ],
+)
+def test_a_runtime_without_one_of_its_laws_is_caught(
+    folder: Path, server: str | None, sabotage: str, cell: str
+) -> None:
+    (result,) = lane(folder, server, "--scene", "fresh", "--only", cell, "--sabotage", sabotage)
+    assert result["notes"] != ["not reached"]
+    assert any("invariant" in problem for problem in result["problems"]), result
