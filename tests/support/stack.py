@@ -97,6 +97,17 @@ class Play(Stage):
 
         asyncio.run(end())
 
+    def workflows(self) -> int:
+        """How many workflows Temporal has ever had in this namespace."""
+
+        async def count() -> int:
+            client = await Client.connect(
+                self.settings["TEMPORAL_ADDRESS"], namespace=self.settings["TEMPORAL_NAMESPACE"]
+            )
+            return (await client.count_workflows()).count
+
+        return asyncio.run(count())
+
     def alone(self, task_id: str, *, agents: int = 1) -> None:
         """The invariants of a completed creation: one of each, everywhere one can look."""
         assert self.settled(task_id)["state"] == "completed"
