@@ -513,7 +513,7 @@ def test_a_launch_call_that_times_out_is_looked_into_and_the_agent_adopted(
 ) -> None:
     """The shim has forked the agent's process and stands still before it has recorded it."""
     gate = tmp_path / "gate"
-    monkeypatch.setattr(agent, "SPAWN_PATIENCE_S", 0.3)
+    monkeypatch.setattr(agent, "SPAWN_PATIENCE_S", 3.0)
     monkeypatch.setattr(agent, "LOCK_PATIENCE_S", 0.3)
     monkeypatch.setenv("ONCEBORN_FAILPOINTS", f"shim.forked=wait:{gate}")
     run_id = admitted_run(database, host, *MARK_AND_WAIT)
