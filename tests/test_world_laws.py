@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from gitrepos import Repository, Rig, git, new_rig
-from sqlalchemy import delete, event
+from sqlalchemy import delete, event, update
+from support.loop import Bench
 from support.world import rows, workplace
 
 from onceborn.activities import ownership
@@ -23,6 +24,7 @@ from onceborn.activities.worktree import Worktree
 from onceborn.runtime import failpoints
 from onceborn.runtime.ledger import tables as t
 from onceborn.runtime.ledger.database import Database
+from onceborn.runtime.protocol.rules import StopReason
 
 KIND = Worktree()
 
@@ -170,3 +172,38 @@ def test_a_racer_whose_winner_is_gone_again_creates(
     assert second.handle is not None
     assert looks == ["E"]
     assert [row["id"] for row in rows(database, t.tasks)] == [second.task_id]
+
+
+@pytest.mark.proves("X02", "X04", "X05")
+def test_what_a_lost_attempt_put_into_quarantine_is_on_record_before_the_end(
+    database: Database, tmp_path: Path, source: Repository
+) -> None:
+    """It kept somebody's work and was lost before it said so; then the creation is deleted."""
+    data = tmp_path / "data"
+    place = workplace(database, data, roots=(tmp_path,))
+    bench = Bench(database, data, roots=(tmp_path,))
+    admitted = place.create("E", repositories=[{"source": str(source.path)}])
+    assert admitted.handle is not None
+    owned = bench.recovery.take(admitted.handle)
+
+    def lost_at(point: str) -> None:
+        failpoints.configure(f"{point}=raise@1")
+        with pytest.raises(failpoints.FailpointError):
+            bench.run(owned)
+        failpoints.configure("")
+
+    lost_at("worktree.performed")
+    (made,) = (path for path in (data / "worktrees").glob("*/*") if path.is_dir())
+    (made / "README").unlink()
+    (made / "work").write_text("mine")
+    lost_at("step.rows.begin")
+    (kept,) = (data / "quarantine").glob("*/*")
+    assert (kept / "work").read_text() == "mine"
+    assert rows(database, t.cleanup_jobs) == []
+    with database.transaction("test") as connection:
+        connection.execute(update(t.operations).values(deleted=True))
+    assert bench.run(owned) is StopReason.ABORTED
+    (job,) = rows(database, t.cleanup_jobs)
+    assert job["state"] == "quarantined"
+    assert str(kept) in job["proof"]
+    assert (kept / "work").read_text() == "mine"

@@ -204,8 +204,8 @@ class Driver:
             case Present(evidence):
                 attempt.succeed(evidence)
             case Absent(proof):
-                if self._is_last(order, cause, tries):
-                    # An earlier try may have put something of ours away and died before it said so.
+                if order.verb is Verb.RESOLVE:
+                    # It may have put something of ours away and been lost before it said so.
                     self._clean(kind, step, world, attempt, order, cause, tries)
                 else:
                     self._not_there(attempt, order, cause, dict(proof), tries)
@@ -217,11 +217,6 @@ class Driver:
             case Undetermined(reason):
                 failure = _failure(cause, "step.undetermined", reason, {})
                 attempt.wait(StepState.UNKNOWN, failure, self._delay_ms(tries))
-
-    def _is_last(self, order: StepOrder, cause: StepFailed | StepRetry | None, tries: int) -> bool:
-        if order.verb is Verb.RESOLVE and cause is None:
-            return False
-        return isinstance(cause, StepFailed) or tries >= self._settings.step_attempts
 
     def _not_there(
         self,
@@ -235,7 +230,7 @@ class Driver:
             self._lost(attempt, proof, tries)
             return
         failure = _failure(cause, "step.no_effect", "the effect is not there afterwards", proof)
-        if self._is_last(order, cause, tries):
+        if isinstance(cause, StepFailed) or tries >= self._settings.step_attempts:
             attempt.fail(failure)
         else:
             attempt.wait(StepState.RETRY_WAIT, failure, self._delay_ms(tries))

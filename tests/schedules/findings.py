@@ -54,7 +54,7 @@ FINDINGS: Final = (
     Finding(
         "died between quarantine and its record",
         "aborted, and a quarantine entry that the ledger knew nothing of",
-        "an absent effect was taken as proof that nothing of ours is left when its step fails",
+        "where a lost attempt left nothing in its place, nothing else of it was looked for",
         _of(
             Event("create"),
             Event("lie", 1, what="half"),
@@ -64,6 +64,19 @@ FINDINGS: Final = (
             Event("takeover", n=95_000),
             Event("lie", 1, what="nothing_failed"),
             Event("last", n=TO_ITS_END),
+        ),
+    ),
+    Finding(
+        "deleted between quarantine and its record",
+        "aborted, and a quarantine entry that the ledger knew nothing of",
+        "as above, but nothing failed: a deletion took the fence, and Abort followed at once",
+        _of(
+            Event("create"),
+            Event("lie", 1, what="half"),
+            Event("until", what="worktree.performed"),
+            Event("work"),
+            Event("until", what="child.exited"),
+            Event("delete"),
         ),
     ),
     Finding(
