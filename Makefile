@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check proofs docs lock bench clean schedules mutations
+.PHONY: help demo test check proofs docs lock bench clean schedules mutations crash-matrix
 
 help:
 	@echo "make demo    show the whole runtime on real processes"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   the benchmarks"
 	@echo "make schedules N=20000   random schedules; SEED=... replays one"
 	@echo "make mutations           each law broken on purpose, and the test that notices"
+	@echo "make crash-matrix        every boundary x kill, pause, lost answer; writes its page"
 	@echo "make docs    write the generated pages"
 	@echo "make lock    lock the dependencies by hash (needs uv)"
 	@echo "make clean   remove the environment and all caches"
@@ -51,6 +52,9 @@ schedules: $(STAMP)
 
 mutations: $(STAMP)
 	$(BIN)/python tools/mutations.py $(ONLY)
+
+crash-matrix: $(STAMP)
+	$(BIN)/python tools/crash_matrix.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
