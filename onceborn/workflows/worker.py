@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -184,17 +185,21 @@ def _workers(
         graceful_shutdown_timeout=GRACE,
         identity=owner_name(),
     )
-    yield Worker(
-        client,
-        task_queue=agents_queue(host.host_id),
-        workflows=[AgentRunWorkflow],
-        activities=RunActivities(database, host).all(),
-        activity_executor=threads(AGENT_THREADS, "agents"),
-        max_concurrent_activities=MOST_AGENTS,
-        sticky_queue_schedule_to_start_timeout=STICKY_LIMIT,
-        graceful_shutdown_timeout=GRACE,
-        identity=owner_name(),
-    )
+    with warnings.catch_warnings():
+        # That there are fewer threads than activities: supervising needs none, launching is short.
+        warnings.filterwarnings("ignore", message="Worker max_concurrent_activities is")
+        agents = Worker(
+            client,
+            task_queue=agents_queue(host.host_id),
+            workflows=[AgentRunWorkflow],
+            activities=RunActivities(database, host).all(),
+            activity_executor=threads(AGENT_THREADS, "agents"),
+            max_concurrent_activities=MOST_AGENTS,
+            sticky_queue_schedule_to_start_timeout=STICKY_LIMIT,
+            graceful_shutdown_timeout=GRACE,
+            identity=owner_name(),
+        )
+    yield agents
 
 
 async def _with_retries(stopping: asyncio.Event, attempt: Callable[[], Awaitable[Any]]) -> None:
