@@ -6,14 +6,13 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check proofs docs lock bench clean schedules mutations crash-matrix
+.PHONY: help demo test check proofs docs lock clean schedules mutations crash-matrix
 
 help:
 	@echo "make demo    show the whole runtime on real processes"
 	@echo "make test    all tests (real PostgreSQL, SQLite, Temporal, git)"
 	@echo "make check   format, lint, types, layers, generated pages"
 	@echo "make proofs  which test proves which scenario, on which database"
-	@echo "make bench   the benchmarks"
 	@echo "make schedules N=20000   random schedules; SEED=... replays one"
 	@echo "make mutations           each law broken on purpose, and the test that notices"
 	@echo "make crash-matrix        every boundary x kill, pause, lost answer; writes its page"
@@ -55,9 +54,6 @@ mutations: $(STAMP)
 
 crash-matrix: $(STAMP)
 	$(BIN)/python tools/crash_matrix.py
-
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)
 	$(BIN)/python tools/states_diagram.py
