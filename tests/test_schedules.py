@@ -15,6 +15,7 @@ from schedules.events import Event, Schedule, generate
 from schedules.findings import FINDINGS, TO_ITS_END, Finding
 from schedules.shrink import shrink
 from schedules.stage import Stage
+from schedules.world import Place
 from sqlalchemy import update
 from support.settle import settle
 from support.world import digest_of_everything, rows, workplace
@@ -146,6 +147,22 @@ def test_the_check_names_what_is_wrong(stage: Stage, name: str) -> None:
     assert stage.play(Schedule(0, 1, "start", done)) == []
     stage.ledger.outside(statement)
     assert any(expected in line for line in findings(stage))
+
+
+def test_the_check_names_what_an_abort_left(stage: Stage) -> None:
+    failing = (Event("create"), Event("lie", 1, what="nothing_failed"), Event("run", 0, TO_ITS_END))
+    assert stage.play(Schedule(0, 1, "none", failing)) == []
+    assert stage.ends()["aborted"] == 1
+    (step,) = stage.ledger.ask(
+        "SELECT idempotency_key AS key, json_extract(request, '$.path') AS path FROM steps"
+        " WHERE kind = 'worktree'"
+    )
+    stage.world.places[step["path"]].branch = step["key"]
+    stage.world.quarantine[step["key"]].append("somebody's work")
+    stage.world.planted["elsewhere"] = Place(folder="somebody else")
+    told = " ".join(findings(stage))
+    for expected in ("left untracked", "tracked nowhere", "what somebody else put at elsewhere"):
+        assert expected in told
 
 
 # -- what was found, on both databases ------------------------------------------------------------
