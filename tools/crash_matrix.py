@@ -36,6 +36,7 @@ ACTIONS = {
     "kill": "killed",
     "kill with children": "killed with its git",
     "stop": "paused",
+    "stop, twin": "paused, twin first",
     "raise": "error, lost answer",
 }
 PHASES = {

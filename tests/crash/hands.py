@@ -218,6 +218,17 @@ class Hands:
                 return "held"
         return ended
 
+    def redelivered(self) -> list[str]:
+        """The engine runs the same workflow's activities once more: nobody's fence is raised."""
+        o = t.operations.c
+        with self.database.reading() as connection:
+            found = connection.execute(
+                select(o.id, o.fence).where(
+                    o.state.not_in(("completed", "aborted")), o.parked_reason.is_(None), o.fence > 0
+                )
+            ).all()
+        return [self.drive(OperationRef(*row)) for row in found]
+
     def first(self) -> str:
         """A creation from the request to the agent's end."""
         try:

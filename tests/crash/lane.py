@@ -41,7 +41,7 @@ PATIENCE_S: Final = 0.4
 LIMIT_S: Final = 90.0
 POLLED: Final = frozenset({"agent.look"})
 """How often these are hit depends on how long something takes: the first time counts."""
-ACTIONS: Final = ("kill", "stop", "raise")
+ACTIONS: Final = ("kill", "stop", "stop, twin", "raise")
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,8 @@ class Lane:
         for prepared in self.scenes.values():
             for point, nth in prepared.points:
                 actions: tuple[str, ...] = ACTIONS
+                if point.startswith("shim."):
+                    actions = ("kill", "stop", "raise")  # a shim is nobody's attempt
                 if point == "git.spawned":
                     actions += ("kill with children",)
                 found += [Cell(prepared.scene.name, point, nth, a) for a in actions]
@@ -242,7 +244,7 @@ class Lane:
 
     def _happen(self, cell: Cell, prepared: Prepared, place: Place, result: Result) -> None:
         scene = prepared.scene
-        action = "stop" if cell.action in ("stop", "kill with children") else cell.action
+        action = cell.action if cell.action in ("kill", "raise") else "stop"
         armed = f"{cell.point}={action}@{cell.nth}"
         in_shim = cell.point.startswith("shim.")
         record = self.folder / "hits"
@@ -255,8 +257,8 @@ class Lane:
         elif action == "stop":
             if victim.wait_stopped_or_ended() is not None:
                 result.notes.append("not reached")
-            elif cell.action == "stop":
-                self._paused(victim, scene, place, result)
+            elif cell.action != "kill with children":
+                self._paused(victim, scene, place, result, twin=cell.action == "stop, twin")
             else:
                 for pid in world.descendants(victim.pid):
                     world.kill(pid)
@@ -272,9 +274,16 @@ class Lane:
         if hits < cell.nth and "not reached" not in result.notes:
             result.notes.append("not reached")
 
-    def _paused(self, victim: Child, scene: Scene, place: Place, result: Result) -> None:
-        """The next owner goes on beside the paused one, which then wakes up and may do nothing."""
-        before = self._child(lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True)).wait()
+    def _paused(
+        self, victim: Child, scene: Scene, place: Place, result: Result, *, twin: bool
+    ) -> None:
+        """The next owner goes on beside the paused one, which then wakes up and may do nothing.
+
+        ``twin``: before it another attempt under the very fence of the paused one.
+        """
+        before = self._child(
+            lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True, twin=twin)
+        ).wait()
         beside = before.result
         result.notes.append(f"beside it: {beside}")
         world.wait_until_idle(place.data, but=frozenset({victim.pid}))
@@ -412,11 +421,20 @@ def _act(scene: Scene, place: Place, armed: str, record: str, *, pausing: bool =
 
 
 def _succeed(
-    scene: Scene, place: Place, clock_ms: int, *, pausing: bool = False, again: bool = False
+    scene: Scene,
+    place: Place,
+    clock_ms: int,
+    *,
+    pausing: bool = False,
+    again: bool = False,
+    twin: bool = False,
 ) -> str:
     """The next owner; with ``again`` the caller asks once more, too."""
     if pausing:
         _hasten()
+    if twin:
+        now = 0 if scene.phase == "first" else AFTER_LEASE_MS
+        Hands(place, clock_ms=now, patience_s=PATIENCE_S).redelivered()
     hands = Hands(place, clock_ms=clock_ms, patience_s=PATIENCE_S if pausing else 30.0)
     return hands.retried() if again else hands.settle()
 
