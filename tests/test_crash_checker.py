@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from crash import world
 from crash.bystanders import Bystanders
-from crash.checker import MARK, Checker, counts
+from crash.checker import Checker, counts
+from crash.completed import MARK
 from crash.hands import Hands, Place
 from crash.ledger import Ledger
 from crash.scenes import SCENES

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--lane", default="0/1", help="this one of so many: takes every n-th cell")
     parser.add_argument("--sample", type=int, help="so many cells, drawn with --seed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="cells whose name holds this text")
+    parser.add_argument("--only", action="append", help="cells whose name holds this text")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="break a law on purpose")
     parser.add_argument("--scene", action="append", help="these scenes only")
     given = parser.parse_args()
@@ -49,7 +49,7 @@ def main() -> None:
 def chosen(cells: list[Cell], given: argparse.Namespace) -> list[Cell]:
     """The cells that this lane takes."""
     if given.only:
-        cells = [cell for cell in cells if given.only in str(cell)]
+        cells = [cell for cell in cells if any(text in str(cell) for text in given.only)]
     if given.sample:
         cells = random.Random(given.seed).sample(cells, min(given.sample, len(cells)))
     number, count = map(int, given.lane.split("/"))

@@ -32,7 +32,7 @@ from onceborn.runtime.protocol.orders import OperationRef, order_of
 from onceborn.runtime.recovery import Owned
 from onceborn.workflows import dispatch
 
-from .checker import MARK
+from .completed import MARK
 
 T = TypeVar("T")
 

@@ -8,12 +8,9 @@ stands at the same path, because git writes absolute paths; it is copied back be
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
-import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,20 +22,15 @@ from sqlalchemy import make_url
 from support import sqlite
 from support.postgresql import PostgreSQL
 
-from onceborn.activities import agent
-from onceborn.runtime import failpoints
-from onceborn.runtime.ledger import database as ledger_database
-
 from . import world
 from .bystanders import Bystanders
 from .checker import Checker, Violation
-from .hands import AFTER_LEASE_MS, Hands, Place
+from .child import Child
+from .hands import AFTER_LEASE_MS, Place
 from .ledger import Ledger
+from .parts import act, succeed
 from .scenes import SCENES, Scene
 
-PATIENCE_S: Final = 0.4
-"""How long the next owner waits for one that is paused, before the paused one wakes up."""
-LIMIT_S: Final = 90.0
 POLLED: Final = frozenset({"agent.look"})
 """How often these are hit depends on how long something takes: the first time counts."""
 ACTIONS: Final = ("kill", "stop", "stop, twin", "raise")
@@ -76,80 +68,6 @@ class Prepared:
     folder: Path
     database: str
     points: list[tuple[str, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a child ended. ``result``: what it returned; None where it died."""
-
-    status: int
-    result: Any = None
-
-    @property
-    def killed(self) -> bool:
-        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
-
-
-class Child:
-    """A forked process that plays a part."""
-
-    def __init__(self, work: Callable[[], Any], log: Path) -> None:
-        answer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(answer[0])
-            _play(work, log, answer[1])
-        os.close(answer[1])
-        self._answer = answer[0]
-
-    def wait_stopped_or_ended(self) -> Ended | None:
-        """None: it has stopped itself."""
-        pid, status = self._waited(os.WUNTRACED)
-        assert pid == self.pid
-        return None if os.WIFSTOPPED(status) else self._ended(status)
-
-    def wait(self) -> Ended:
-        return self._ended(self._waited(0)[1])
-
-    def _waited(self, options: int) -> tuple[int, int]:
-        deadline = time.monotonic() + LIMIT_S
-        pause = 0.001
-        while True:
-            pid, status = os.waitpid(self.pid, options | os.WNOHANG)
-            if pid:
-                return pid, status
-            if time.monotonic() > deadline:
-                world.kill(self.pid)
-                os.waitpid(self.pid, 0)
-                os.close(self._answer)
-                raise TimeoutError(f"a process of the cell did not end within {LIMIT_S:.0f} s")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.02)
-
-    def _ended(self, status: int) -> Ended:
-        parts = []
-        while part := os.read(self._answer, 65536):
-            parts.append(part)
-        os.close(self._answer)
-        whole = b"".join(parts)
-        return Ended(status, pickle.loads(whole) if whole else None)
-
-
-def _play(work: Callable[[], Any], log: Path, answer: int) -> None:
-    code = 1
-    try:
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        told = pickle.dumps(work())
-        os.write(answer, told)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 class Lane:
@@ -196,7 +114,7 @@ class Lane:
         place = self._restore(prepared)
         record = self.folder / "hits"
         record.unlink(missing_ok=True)
-        ended = self._child(lambda: _act(prepared.scene, place, "", str(record))).wait()
+        ended = self._child(lambda: act(prepared.scene, place, "", str(record))).wait()
         problems = self._check(prepared, place)
         if ended.result is None or problems:
             raise RuntimeError(
@@ -250,7 +168,7 @@ class Lane:
         record = self.folder / "hits"
         record.unlink(missing_ok=True)
         victim = self._child(
-            lambda: _act(scene, place, armed, str(record), pausing=action == "stop")
+            lambda: act(scene, place, armed, str(record), pausing=action == "stop")
         )
         if in_shim and action == "stop":
             self._shim_paused(victim, scene, place, result)
@@ -282,7 +200,7 @@ class Lane:
         ``twin``: before it another attempt under the very fence of the paused one.
         """
         before = self._child(
-            lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True, twin=twin)
+            lambda: succeed(scene, place, AFTER_LEASE_MS, pausing=True, twin=twin)
         ).wait()
         beside = before.result
         result.notes.append(f"beside it: {beside}")
@@ -312,7 +230,7 @@ class Lane:
             return
         world.kill(victim.pid)
         victim.wait()
-        beside = self._child(lambda: _succeed(scene, place, AFTER_LEASE_MS, pausing=True)).wait()
+        beside = self._child(lambda: succeed(scene, place, AFTER_LEASE_MS, pausing=True)).wait()
         result.notes.append(f"beside it: {beside.result}")
         world.kill(shim, signal.SIGCONT)
 
@@ -331,7 +249,7 @@ class Lane:
     def _recover(self, prepared: Prepared, place: Place, result: Result) -> None:
         again = prepared.scene.phase == "first"
         ended = self._child(
-            lambda: _succeed(prepared.scene, place, 2 * AFTER_LEASE_MS, again=again)
+            lambda: succeed(prepared.scene, place, 2 * AFTER_LEASE_MS, again=again)
         ).wait()
         if ended.result in (None, "held", "blocked"):
             tail = self.log.read_text()[-3000:]
@@ -403,48 +321,6 @@ class Lane:
                 self.server.drop(prepared.database)
             self.server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-# -- the parts that children play -----------------------------------------------------------------
-
-
-def _act(scene: Scene, place: Place, armed: str, record: str, *, pausing: bool = False) -> str:
-    """The one to whom it happens."""
-    if pausing:
-        _hasten()
-    os.environ["ONCEBORN_FAILPOINTS_RECORD"] = record
-    if armed.startswith("shim."):
-        os.environ["ONCEBORN_FAILPOINTS"] = armed
-    hands = Hands(place, clock_ms=0 if scene.phase == "first" else AFTER_LEASE_MS)
-    failpoints.configure(armed, record)
-    return hands.first() if scene.phase == "first" else hands.settle()
-
-
-def _succeed(
-    scene: Scene,
-    place: Place,
-    clock_ms: int,
-    *,
-    pausing: bool = False,
-    again: bool = False,
-    twin: bool = False,
-) -> str:
-    """The next owner; with ``again`` the caller asks once more, too."""
-    if pausing:
-        _hasten()
-    if twin:
-        now = 0 if scene.phase == "first" else AFTER_LEASE_MS
-        Hands(place, clock_ms=now, patience_s=PATIENCE_S).redelivered()
-    hands = Hands(place, clock_ms=clock_ms, patience_s=PATIENCE_S if pausing else 30.0)
-    return hands.retried() if again else hands.settle()
-
-
-def _hasten() -> None:
-    """Bounds that only a paused process makes one wait for, shorter."""
-    ledger_database.BUSY_TIMEOUT_MS = 150  # type: ignore[misc]
-    ledger_database.IDLE_IN_TRANSACTION_MS = 200  # type: ignore[misc,attr-defined]
-    agent.LOCK_PATIENCE_S = 0.2  # type: ignore[misc]
-    agent.SPAWN_PATIENCE_S = 1.0  # type: ignore[misc]
 
 
 def _digests(place: Place) -> dict[str, str]:
