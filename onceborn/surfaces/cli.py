@@ -8,10 +8,12 @@ stdout, everything else to stderr.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -50,6 +52,15 @@ def main() -> None:
         raise SystemExit(exit_code(error)) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
+
+
+def _leave() -> NoReturn:
+    # All is closed by now. Temporal's native threads may still call into Python while the
+    # interpreter comes down, which aborts a process that has ended well (seen: signal 6).
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _version(asked: bool) -> None:
@@ -114,6 +125,7 @@ def api(
     end_with_parent()
     settings = _settings(api_host=host, api_port=port)
     run_api(settings, None if fd is None else [socket.socket(fileno=fd)])
+    _leave()
 
 
 @app.command()
@@ -124,6 +136,7 @@ def worker() -> None:
 
     end_with_parent()
     asyncio.run(run_worker(_settings()))
+    _leave()
 
 
 @database_commands.command("upgrade")
