@@ -9,6 +9,7 @@ COMMITTED on PostgreSQL, where the first statement takes the row lock that the l
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -207,6 +208,21 @@ def _postgresql(url: Any, pool_size: int) -> Engine:
     )
 
 
+def _use_wal(cursor: Any) -> None:
+    # Going over to WAL does not wait for the busy timeout: of processes that meet on a new file
+    # all but one are told at once that it is locked.
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 def _sqlite(url: Any, pool_size: int) -> Engine:
     in_memory = url.database in (None, "", ":memory:")
     engine = create_engine(
@@ -223,7 +239,7 @@ def _sqlite(url: Any, pool_size: int) -> Engine:
         # The driver must not open transactions by itself: it would defer the write lock.
         connection.isolation_level = None
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
+        _use_wal(cursor)
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
