@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--postgresql", help="a superuser's URL; without it: SQLite")
     parser.add_argument("--lane", default="0/1", help="this one of so many: takes every n-th cell")
     parser.add_argument("--sample", type=int, help="so many cells, drawn with --seed")
+    parser.add_argument("--also", action="append", default=[], help="this cell, whatever is drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="cells whose name holds this text")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="break a law on purpose")
@@ -51,7 +52,10 @@ def chosen(cells: list[Cell], given: argparse.Namespace) -> list[Cell]:
     if given.only:
         cells = [cell for cell in cells if any(text in str(cell) for text in given.only)]
     if given.sample:
-        cells = random.Random(given.seed).sample(cells, min(given.sample, len(cells)))
+        named = [cell for cell in cells if str(cell) in given.also]
+        others = [cell for cell in cells if str(cell) not in given.also]
+        drawn = random.Random(given.seed).sample(others, min(given.sample, len(others)))
+        cells = named + drawn
     number, count = map(int, given.lane.split("/"))
     return cells[number::count]
 
